@@ -1,0 +1,110 @@
+"""What a method is. The training loop, with the places where a method is asked:
+
+    sparsify(model, optimizer, ...)         method.prepare           first mask, own state
+    loss.backward()                         the untouched model      p.grad = dL/d(effective weight), dense
+    optimizer.step()
+        before it                           parameters <- latent
+                                            method.after_backward    how the gradient reaches what is learned
+        the optimizer                       any of torch's           moves the latent weights
+        after it                            clock += 1
+                                            method.after_update      a new mask?
+                                            parameters <- effective
+    sparsifier.finish()                     method.cut               only if the target was not reached
+
+A method is a dataclass: its fields are its options.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from optg.allocation import BUDGETS
+from optg.clock import Clock
+from optg.naming import nearest
+from optg.schedules import SCHEDULES
+from optg.weights import SparseWeights
+
+
+@dataclass
+class Method:
+    """What surrounds an ordinary optimizer step."""
+
+    paper: ClassVar[str]
+    keeps_pruned: ClassVar[bool] = False  # do removed weights keep their value, to come back with it?
+    dormant_gradient: ClassVar[float] = 0.0  # the share of their gradient that removed weights receive
+
+    def __post_init__(self) -> None:
+        self.state: dict[str, list[Tensor]] = {}  # what is learned beside the weights: saved, restored, checked by name
+
+    @property
+    def freezes_dormant(self) -> bool:
+        """Do momentum and decay pass over removed weights?"""
+        return False
+
+    def prepare(self, weights: SparseWeights, clock: Clock) -> None:
+        """Once, before training."""
+
+    def set_time(self, clock: Clock) -> None:
+        """Whenever the clock has moved: renew what depends on time alone and is read on the device during a step."""
+
+    def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
+        """Before the optimizer's step; the parameters hold latent weights, `lr` their learning rates (0-dim tensors)."""
+        weights.route_gradients(self.dormant_gradient)
+
+    def after_update(self, weights: SparseWeights, clock: Clock) -> None:
+        """After the optimizer's step; the parameters hold latent weights, and the clock has moved on."""
+
+    def cut(self, weights: SparseWeights, sparsity: float) -> None:
+        """Set the mask to a sparsity, by this method's own scores."""
+        raise NotImplementedError
+
+
+@dataclass
+class Gradual(Method):
+    """A method that cuts a mask by its scores, again and again, while the sparsity rises on a schedule."""
+
+    schedule: str = "cubic"  # how the sparsity rises: constant, linear, cosine, cubic (Zhu & Gupta), sigmoid (Eq. 15)
+    start: float = 0.0  # of training: where the schedule begins
+    end: float = 0.75  # of training: where it arrives at the target
+    alpha: float | None = None  # steepness of the sigmoid; None: 0.5, or 40 / epochs in runs shorter than 80 epochs
+    every: int | None = None  # steps between two cuts; None: one at each epoch's start
+    budget: str = "global"  # what each layer keeps: global (by score), uniform, erk
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, known in (("schedule", SCHEDULES), ("budget", ["global", *BUDGETS])):
+            if (value := getattr(self, field)) not in known:
+                raise ValueError(f"unknown {field} {value!r}; {nearest(value, known)}")
+        if not 0 <= self.start <= self.end <= 1:
+            raise ValueError(f"start is {self.start} and end {self.end}; expected 0 ≤ start ≤ end ≤ 1")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every is {self.every}; expected at least 1 step, or None for once an epoch")
+
+    def scores(self, weights: SparseWeights) -> list[Tensor]:
+        """What is ranked: by default the magnitude of the weights."""
+        return [value.abs() for value in weights.values]
+
+    def after_update(self, weights: SparseWeights, clock: Clock) -> None:
+        if self.due(clock):
+            self.cut(weights, self.sparsity(weights, clock))
+
+    def cut(self, weights: SparseWeights, sparsity: float) -> None:
+        weights.cut(self.scores(weights), sparsity, self.budget)
+
+    def last_cut(self, clock: Clock) -> int:
+        """The step whose cut arrives at the target: the last regular one up to `end` that leaves steps to train after it."""
+        every, end = self.every or clock.steps_per_epoch, min(round(self.end * clock.total), clock.total - 1)
+        return max(1, end - end % every or end)
+
+    def due(self, clock: Clock) -> bool:
+        """Is a cut to be made now?"""
+        last, every = self.last_cut(clock), self.every or clock.steps_per_epoch
+        regular = clock.step % every == 0 and clock.step > 0 and clock.progress >= self.start
+        return clock.step == last or (regular and clock.step < last)
+
+    def sparsity(self, weights: SparseWeights, clock: Clock) -> float:
+        """Where the schedule stands now."""
+        if clock.step >= self.last_cut(clock):
+            return weights.target
+        return weights.target * SCHEDULES[self.schedule](clock, self.start, self.end, self.alpha)

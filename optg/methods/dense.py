@@ -1,0 +1,17 @@
+"""No pruning: ordinary training, for comparison beside the others."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from optg.clock import Clock
+from optg.methods.base import Method
+from optg.weights import SparseWeights
+
+
+@dataclass
+class Dense(Method):
+    paper: ClassVar[str] = "–"
+
+    def prepare(self, weights: SparseWeights, clock: Clock) -> None:
+        if weights.target:
+            raise ValueError(f"dense training removes nothing, but sparsity is {weights.target}; expected 0")

@@ -1,0 +1,73 @@
+"""OptG: Optimizing Gradient-driven Criteria in Network Sparsity. Zhang et al., 2022 (arXiv:2201.12826).
+
+Weights and mask scores are trained together. Each step adds the gradient criterion of the sparse model to the scores, for
+kept and removed weights alike; each epoch keeps the top scores of all layers together, while the sparsity rises slowly:
+
+    Eq. 10   score ← score − η_m · dL/d(w⊙m) · w      (with momentum; w is the latent weight, where the mask is 0 too)
+    Eq. 15   P_k = P / (1 + exp(−α(k − τ/2)))
+    Eq. 16   η_m,k = η_w,k / (1 + exp(−α(k − τ/2)))
+
+A removed weight comes back with the value it had.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.base import Gradual
+from optg.schedules import default_alpha, logistic
+from optg.weights import SparseWeights
+
+
+@dataclass
+class OptG(Gradual):
+    paper: ClassVar[str] = "Zhang et al. 2022"
+    keeps_pruned: ClassVar[bool] = True
+
+    schedule: str = "sigmoid"
+    end: float = 1.0
+    momentum: float = 0.9  # of the scores
+    dormant_decay: bool = True  # do momentum and decay go on moving removed weights?
+
+    @property
+    def freezes_dormant(self) -> bool:
+        return not self.dormant_decay
+
+    def prepare(self, weights: SparseWeights, clock: Clock) -> None:
+        if clock.epochs < 2 and self.every is None and weights.target:
+            raise ValueError("OptG cuts its first mask at the start of the second epoch; epochs is 1, expected at least 2")
+        self.state = {"scores": weights.zeros_like(), "momenta": weights.zeros_like()}
+        self.rate = self.state["scores"][0].new_zeros(())  # Eq. 16 over η_w
+
+    def set_time(self, clock: Clock) -> None:
+        alpha = self.alpha or default_alpha(clock.epochs)
+        self.rate.fill_(logistic(alpha * (clock.epoch - clock.epochs / 2)))
+
+    def scores(self, weights: SparseWeights) -> list[Tensor]:
+        return self.state["scores"]
+
+    def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
+        rates = {η: η * self.rate.to(η.device) for η in set(lr)}
+        momentum = self.momentum if weights.skipped is None else torch.where(weights.skipped, 1.0, self.momentum)
+        values, scores, momenta = weights.values, self.state["scores"], self.state["momenta"]
+        rows = [(scores[i], momenta[i], grad, values[i], rates[lr[i]]) for i, grad in weights.grads.items()]
+        if rows:
+            accumulate(momentum, *map(list, zip(*rows)))
+        super().after_backward(weights, clock, lr)
+
+
+def accumulate(
+    momentum: float | Tensor,
+    scores: list[Tensor],
+    momenta: list[Tensor],
+    grads: list[Tensor],
+    values: list[Tensor],
+    rates: list[Tensor],
+) -> None:
+    """Eq. 10 with momentum, on all layers at once: m ← μ m + g·w, score ← score − η m."""
+    torch._foreach_mul_(momenta, momentum)
+    torch._foreach_addcmul_(momenta, grads, values)
+    torch._foreach_addcmul_(scores, momenta, rates, value=-1.0)

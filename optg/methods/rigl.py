@@ -1,0 +1,46 @@
+"""Rigging the Lottery: Making All Tickets Winners. Evci et al., 2020 (arXiv:1911.11134).
+
+Train sparse from the first step. Every so many steps, in each layer, drop the share f(t) of the kept weights that have the
+least magnitude and grow as many where the dense gradient is largest: f(t) = fraction · (1 + cos(πt / T_end)) / 2.
+Grown weights start at 0.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.base import Gradual
+from optg.schedules import ramp
+from optg.weights import SparseWeights
+
+
+@dataclass
+class RigL(Gradual):
+    paper: ClassVar[str] = "Evci et al. 2020"
+
+    schedule: str = "constant"
+    every: int | None = 100
+    budget: str = "erk"
+    fraction: float = 0.3  # of the kept weights, dropped and grown at the first exchange
+    seed: int = 0  # of the first mask
+
+    def prepare(self, weights: SparseWeights, clock: Clock) -> None:
+        weights.cut(weights.random(self.seed), self.sparsity(weights, clock), self.budget)
+
+    def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
+        if self.due(clock) and not (weights.skipped is not None and weights.skipped):  # a sync, on these steps alone
+            sparsity = self.sparsity(weights, clock)
+            if sparsity > weights.sparsity:  # a shrinking budget loses its smallest weights first
+                self.cut(weights, sparsity)
+            share = self.fraction * (1 + math.cos(math.pi * ramp(clock, 0, self.end))) / 2
+            weights.exchange(share, self.grow_scores(weights))
+        super().after_backward(weights, clock, lr)
+
+    def after_update(self, weights: SparseWeights, clock: Clock) -> None:
+        """Masks change in `after_backward`, where the dense gradient is at hand."""
+
+    def grow_scores(self, weights: SparseWeights) -> dict[int, Tensor]:
+        return {layer: grad.abs() for layer, grad in weights.grads.items()}

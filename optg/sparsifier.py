@@ -1,0 +1,395 @@
+"""Attaches a method to a model and its optimizer: the order of one step, and everything a user asks about the sparse model.
+
+The model is untouched. All work is done in the optimizer's own step hooks:
+
+    pre-hook     parameters <- latent; method.after_backward routes the gradients
+    post-hook    latent <- parameters; clock += 1; method.after_update may change the mask; parameters <- effective
+"""
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from optg.clock import Clock
+from optg.methods import METHODS, Method
+from optg.naming import nearest
+from optg.ranking import norm, zeros_at
+from optg.weights import (
+    Pattern,
+    SparseWeights,
+    blank,
+    find_prunable,
+    find_shards,
+    like,
+    local,
+    parameters_by_name,
+    piece_of,
+)
+
+
+def sparsify(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    method: str | Method = "optg",
+    *,
+    sparsity: float,
+    epochs: int,
+    steps_per_epoch: int,
+    include: Pattern | Iterable[Pattern] | None = None,
+    exclude: Pattern | Iterable[Pattern] = (),
+) -> "Sparsifier":
+    """Make `model` sparse while `optimizer` trains it. The training loop stays as it is.
+
+    Args:
+        method: a name out of `optg.methods.METHODS`, or an instance of a method with options of its own.
+        sparsity: the share of weights to remove, 0 ≤ sparsity < 1; exactly ⌈sparsity · N⌉ of N weights will be 0.
+        epochs, steps_per_epoch: how long training will be; `steps_per_epoch` counts calls of `optimizer.step()`.
+        include: only these weights, given as module classes or shell patterns for names ("encoder.*"). By default all
+            weights of linear, convolution and attention layers that are trained.
+        exclude: not these, given likewise.
+    """
+    return Sparsifier(model, optimizer, method, sparsity, Clock(epochs, steps_per_epoch), include, exclude)
+
+
+class Sparsifier:
+    """A method at work on a model. Made by `sparsify`; kept alive by the optimizer's hooks."""
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        method: str | Method,
+        sparsity: float,
+        clock: Clock,
+        include: Pattern | Iterable[Pattern] | None,
+        exclude: Pattern | Iterable[Pattern],
+    ) -> None:
+        if not 0 <= sparsity < 1:
+            raise ValueError(f"sparsity is {sparsity}; expected the share of weights to remove, at least 0 and below 1")
+        refuse_optimizer(optimizer)
+        self.name, self.method = resolve(method)
+        parameters = find_prunable(model, None if include is None else as_tuple(include), as_tuple(exclude))
+        refuse_parameters(parameters, optimizer)
+        self.clock = clock
+        self.optimizer = optimizer
+        self.weights = SparseWeights(parameters, optimizer, sparsity)
+        self.method.prepare(self.weights, clock)
+        self.method.set_time(clock)
+        if self.method.keeps_pruned:
+            self.weights.latent = [v.clone() for v in self.weights.values]
+        self.weights.show_effective()
+        self._lr: dict[tuple[int, torch.device], Tensor] = {}
+        self._open = False  # is a step under way, the parameters holding latent weights?
+        self._warned = False
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        ATTACHED.add(optimizer)
+
+    # ---- one step
+
+    @torch.compiler.disable
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        with torch.no_grad():
+            self._close()
+            args, kwargs = evaluate_closure(args, kwargs)
+            self._open = True
+            self.weights.skipped = unscale(optimizer)
+            self.weights.show_latent()
+            self.method.after_backward(self.weights, self.clock, self._learning_rates())
+        return args, kwargs
+
+    @torch.compiler.disable
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        with torch.no_grad():
+            self.weights.settle(frozen=self.method.freezes_dormant)
+            self._tick()
+            self._open = False
+
+    def _tick(self) -> None:
+        """The host's part of a step: time moves, and perhaps the mask. The parameters hold latent weights, then effective."""
+        self.clock.step += 1
+        if self.clock.step <= self.clock.total:
+            self.method.set_time(self.clock)
+            self.method.after_update(self.weights, self.clock)
+        elif not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"optimizer step {self.clock.step}, but {self._announced()}: the mask stays as it is from here on",
+                stacklevel=5,
+            )
+        self.weights.show_effective()
+
+    def _close(self) -> None:
+        """A step that was interrupted between the hooks left latent weights in the parameters: make them effective again."""
+        if self._open:
+            self.weights.show_effective()
+            self._open = False
+
+    def _learning_rates(self) -> list[Tensor]:
+        """Of each weight, that of its parameter group, as a 0-dim tensor on its device; 0 in a step that is skipped."""
+        weights, rates = self.weights, {}
+        for key in dict.fromkeys(zip(weights.groups, weights.devices)):
+            group, device = key
+            lr = self.optimizer.param_groups[group]["lr"]
+            if not isinstance(lr, Tensor):
+                lr = self._lr.setdefault(key, torch.zeros((), dtype=weights.state_dtype, device=device)).fill_(lr)
+            lr = lr.reshape(()).to(device)
+            rates[key] = lr if weights.skipped is None else lr.masked_fill(weights.skipped.to(device), 0.0)
+        return [rates[key] for key in zip(weights.groups, weights.devices)]
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Count a step that the optimizer was not asked to take, such as one that a GradScaler skipped."""
+        self._close()
+        self.weights.show_latent()
+        self._tick()
+
+    @torch.no_grad()
+    def reload(self) -> None:
+        """Take the parameters as they are now, removed weights too, for the latent ones: someone else has written them."""
+        self._open = False
+        self.weights.store_latent()
+        self.weights.show_effective()
+
+    # ---- what a user asks
+
+    @property
+    def sparsity(self) -> float:
+        """The share of weights that the masks remove now."""
+        return self.weights.sparsity
+
+    @property
+    @torch.no_grad()
+    def masks(self) -> dict[str, Tensor]:
+        """The mask of each layer, True where a weight is kept, by the layer's name in the bare model. Not a copy."""
+        self._close()
+        return self._by_name(self.weights.masks)
+
+    def summary(self) -> Table:
+        """What each layer keeps, and what the last cut took and gave back: `rich.print(sparsifier.summary())`."""
+        weights = self.weights
+        table = Table(title=f"{self.name}, step {self.clock.step} of {self.clock.total}", title_justify="left")
+        table.add_column("layer", overflow="fold")
+        for column in ("shape", "weights", "kept", "density", "removed", "revived"):
+            table.add_column(column, justify="right")
+
+        def row(name: str, shape: str, size: int, zeros: int, removed: int, revived: int, **style: Any) -> None:
+            kept = size - zeros
+            table.add_row(name, shape, f"{size:,}", f"{kept:,}", f"{kept / size:.2%}", f"{removed:,}", f"{revived:,}", **style)
+
+        for name, shape, counts in zip(weights.names, weights.shapes, weights.counts.tolist()):
+            row(name, "×".join(map(str, shape)), shape.numel(), *counts)
+        table.add_section()
+        row("all", "", weights.size, *weights.counts.sum(0).tolist(), style="bold")
+        return table
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Like `torch.nn.utils.clip_grad_norm_` over the optimizer's parameters, with the norm of what they will receive.
+
+        The gradients are dense, and most of their norm is of weights that are not there: at 98 % about 7 times the rest.
+        """
+        self._close()
+        masks = dict(zip(self.weights.parameters, self.weights.masks))
+        owned = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms = []
+        for p in owned:
+            grad = local(p.grad)
+            received = torch.where(masks[p], grad, grad * self.method.dormant_gradient) if p in masks else grad
+            norms.append(
+                torch.linalg.vector_norm(received, norm_type, dtype=self.weights.state_dtype).to(self.weights.devices[0])
+            )
+        total = norm(torch.stack(norms), norm_type, find_shards({str(i): p for i, p in enumerate(owned)}))
+        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for p in owned:
+            local(p.grad).mul_(scale.to(p.grad.device))
+        return total
+
+    @torch.no_grad()
+    def apply_masks(self, model: nn.Module) -> None:
+        """Remove in another model of the same layers (an average of weights: EMA, SWA) what is removed here."""
+        others = parameters_by_name(model)
+        for name, mask in self.masks.items():
+            if name not in others or others[name].shape != mask.shape:
+                raise ValueError(f"the other model has no {name} of shape {tuple(mask.shape)}; expected a copy of this model")
+        for name, mask in self.masks.items():
+            blank(piece_of(others[name], mask), local(others[name]))
+
+    # ---- state
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values. Save it with the model's and the optimizer's to resume bit for bit."""
+        self._close()
+        tensors = {"masks": self.weights.masks, **self.method.state}
+        if self.weights.latent is not None:
+            tensors["latent"] = self.weights.latent
+        return {
+            **self._identity(),
+            "step": self.clock.step,
+            "counts": self.weights.counts.tolist(),
+            "tensors": {kind: self._by_name(values) for kind, values in tensors.items()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, whose model may have been wrapped or distributed otherwise."""
+        current = self.state_dict()
+        refuse_state(state, current)
+        for kind, layers in current["tensors"].items():
+            for name, p, tensor in zip(self.weights.names, self.weights.parameters, layers.values()):
+                local(tensor).copy_(piece_of(p, state["tensors"][kind][name]))
+        self.weights.counts = torch.tensor(state["counts"], device=self.weights.counts.device)
+        self.clock.step = state["step"]
+        self.method.set_time(self.clock)
+        self.weights.show_effective()
+
+    def _identity(self) -> dict[str, Any]:
+        """What a state must have in common with the sparsifier that loads it."""
+        return {
+            "method": self.name,
+            "options": asdict(self.method),
+            "sparsity": self.weights.target,
+            "epochs": self.clock.epochs,
+            "steps_per_epoch": self.clock.steps_per_epoch,
+        }
+
+    def _by_name(self, values: list[Tensor]) -> dict[str, Tensor]:
+        return {name: like(p, value) for name, p, value in zip(self.weights.names, self.weights.parameters, values)}
+
+    def _announced(self) -> str:
+        clock = self.clock
+        return (
+            f"{clock.total} were announced (epochs={clock.epochs} × steps_per_epoch={clock.steps_per_epoch}, "
+            "which counts optimizer steps)"
+        )
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Leave the plain, sparse model behind: hooks off, latent weights and scores freed; masks and summary stay."""
+        self._close()
+        if not self._hooks:
+            return
+        weights = self.weights
+        if int(weights.counts[:, 0].sum()) != zeros_at(weights.target, weights.size):
+            warnings.warn(
+                f"training ended at sparsity {self.sparsity:.4f}, short of {weights.target}: {self.clock.step} optimizer steps "
+                f"were seen, but {self._announced()}. One last cut brings it to {weights.target}, with no training after it",
+                stacklevel=3,
+            )
+            weights.show_latent()
+            self.method.cut(weights, weights.target)
+            weights.show_effective()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        weights.latent, self.method.state = None, {}
+        ATTACHED.discard(self.optimizer)
+
+    def __repr__(self) -> str:
+        at = f"step {self.clock.step} of {self.clock.total}"
+        return f"Sparsifier({self.method}, sparsity {self.sparsity:.4f} of {self.weights.target}, {at})"
+
+
+ATTACHED: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+def as_tuple(patterns: Pattern | Iterable[Pattern]) -> tuple[Pattern, ...]:
+    return (patterns,) if isinstance(patterns, (str, type)) else tuple(patterns)
+
+
+def resolve(method: str | Method) -> tuple[str, Method]:
+    """A method's registered name and a fresh instance of it."""
+    if isinstance(method, Method):
+        names = [name for name, known in METHODS.items() if known is type(method)]
+        return (names[0] if names else type(method).__name__), replace(method)
+    if not isinstance(method, str):
+        raise TypeError(f"method is {method!r}; expected a name or an instance of a method, such as 'optg' or OptG()")
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; {nearest(method, METHODS)}")
+    return method, METHODS[method]()
+
+
+def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    reasons = {
+        torch.optim.LBFGS: "it evaluates the model many times inside one step, while the latent weights stand in it",
+        torch.optim.SparseAdam: "it takes sparse gradients only, and mask scores need dense ones",
+    }
+    for kind, reason in reasons.items():
+        if isinstance(optimizer, kind):
+            raise TypeError(f"{kind.__name__} cannot train a sparse model: {reason}. Use SGD, AdamW or another torch optimizer")
+    if optimizer in ATTACHED:
+        raise ValueError("this optimizer has a sparsifier already; call its finish() first")
+
+
+def refuse_parameters(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    if not parameters:
+        raise ValueError(
+            "the model has no prunable weight: expected a trained Linear, convolution or attention layer, or an `include` "
+            "pattern that names other parameters of two or more dimensions"
+        )
+    owned = {p for group in optimizer.param_groups for p in group["params"]}
+    if strangers := [name for name, p in parameters.items() if p not in owned]:
+        raise ValueError(
+            f"the optimizer does not own {', '.join(strangers[:3])}{' …' if len(strangers) > 3 else ''}: give it these "
+            "parameters, freeze them, or leave them out with `exclude`"
+        )
+
+
+def refuse_state(state: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raise unless the state fits; nothing has been changed by then."""
+    if missing := [key for key in current if key not in state]:
+        raise ValueError(f"this is no sparsifier state: it has no {missing[0]!r}")
+    for key in ("method", "options", "sparsity", "epochs", "steps_per_epoch"):
+        if state[key] != current[key]:
+            raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {current[key]!r}; expected the same")
+    for kind, layers in current["tensors"].items():
+        saved = state["tensors"].get(kind, {})
+        if odd := sorted(set(saved) ^ set(layers)):
+            side = "the state alone" if odd[0] in saved else "this model alone"
+            raise ValueError(f"the state belongs to another model: {odd[0]} ({kind}) is in {side}")
+        for name, tensor in layers.items():
+            if saved[name].shape != tensor.shape:
+                shapes = f"{tuple(saved[name].shape)} in the state, {tuple(tensor.shape)} here"
+                raise ValueError(f"the state belongs to another model: {name} ({kind}) has the shape {shapes}")
+
+
+def evaluate_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Call the closure of `step(closure)` now, on effective weights, and hand the optimizer its loss.
+
+    `args` begins with the optimizer itself.
+    """
+    closure: Callable[[], Any] | None = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return args, kwargs
+    with torch.enable_grad():
+        loss = closure()
+    return args[:1], {**kwargs, "closure": lambda: loss}
+
+
+def unscale(optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """Undo a GradScaler's scale where it leaves that to a fused optimizer, which reads `grad_scale` and `found_inf`.
+
+    Returns whether the optimizer will skip this step, as a tensor on the device (no sync), or None where it cannot.
+    Gradients of a skipped step become 0.
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is None:
+        return None
+    skipped, scale = found_inf.reshape(()).bool(), getattr(optimizer, "grad_scale", None)
+    for grad in (local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+        if scale is not None:
+            grad.div_(scale.to(grad.device))
+        grad.masked_fill_(skipped.to(grad.device), 0.0)
+    if scale is not None:
+        optimizer.grad_scale = torch.ones_like(scale)  # type: ignore[attr-defined]
+    return skipped

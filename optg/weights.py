@@ -1,0 +1,261 @@
+"""The prunable weights of a model as parallel lists: what forward sees, what the optimizer moves, and the masks between.
+
+Between steps a Parameter holds the *effective* weight: its value where the mask is True, 0.0 where it is not. A kept weight
+lives in the Parameter alone, so whatever others write there counts. The *latent* value of a removed weight, where the
+method keeps it, waits in `latent` and stands in the Parameter only while the optimizer steps.
+"""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from optg.allocation import layer_zeros
+from optg.ranking import Shards, each_mask, zeros_at
+
+Pattern = str | type[nn.Module]
+
+PRUNABLE = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The module inside DDP, DataParallel, torch.compile and averaging wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Each parameter once, under the name it has in the bare, uncompiled model."""
+    return {name.replace("_orig_mod.", ""): p for name, p in bare(model).named_parameters()}
+
+
+def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
+    """The weights to prune, by name: those of linear, convolution and attention layers, or what `include` asks for.
+
+    A pattern is a module class, or a shell pattern for the name of a parameter or module. Biases and norms (fewer than two
+    dimensions) are never prunable, frozen parameters neither; an embedding, or a weight tied to one, only when asked for.
+    """
+    owners: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
+    for name, module in bare(model).named_modules(remove_duplicate=False):
+        for p in module._parameters.values():
+            if p is not None:
+                owners.setdefault(p, []).append((name.replace("_orig_mod.", ""), module))
+    if lazy := [name for name, p in parameters_by_name(model).items() if nn.parameter.is_lazy(p)]:
+        raise ValueError(f"{lazy[0]} has no shape yet; run one batch through the model before sparsify")
+    candidates = {n: p for n, p in parameters_by_name(model).items() if p.ndim >= 2 and p.requires_grad}
+
+    def matches(pattern: Pattern, name: str, p: nn.Parameter) -> bool:
+        if isinstance(pattern, type):
+            return any(isinstance(module, pattern) for _, module in owners[p])
+        return fnmatchcase(name, pattern) or any(fnmatchcase(owner, pattern) for owner, _ in owners[p])
+
+    for pattern in [*(include or ()), *exclude]:
+        if not any(matches(pattern, name, p) for name, p in candidates.items()):
+            raise ValueError(
+                f"the pattern {pattern!r} matches no prunable weight. Patterns are module classes or shell patterns for "
+                f"names such as {', '.join(list(candidates)[:3]) or '(this model has none)'}; biases, norms and frozen "
+                "parameters are never pruned"
+            )
+
+    def wanted(name: str, p: nn.Parameter) -> bool:
+        if include is not None:
+            return any(matches(pattern, name, p) for pattern in include)
+        return any(isinstance(m, PRUNABLE) for _, m in owners[p]) and not any(isinstance(m, EMBEDDINGS) for _, m in owners[p])
+
+    return {n: p for n, p in candidates.items() if wanted(n, p) and not any(matches(e, n, p) for e in exclude)}
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds: all of it, but for FSDP2's DTensors."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like(parameter: Tensor, piece: Tensor) -> Tensor:
+    """A local piece as a tensor distributed as its parameter is."""
+    if not isinstance(parameter, DTensor):
+        return piece
+    return DTensor.from_local(
+        piece,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def piece_of(parameter: Tensor, whole: Tensor) -> Tensor:
+    """This process's piece of a tensor of the parameter's shape, given whole or distributed in whatever way."""
+    if isinstance(whole, DTensor):
+        whole = whole.full_tensor()
+    if not isinstance(parameter, DTensor):
+        return whole
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None).to_local()
+
+
+def find_shards(parameters: dict[str, nn.Parameter]) -> Shards | None:
+    """How the parameters are spread over processes; None where this process holds all of each."""
+    group, pieces = None, []
+    for name, p in parameters.items():
+        sharded = [i for i, s in enumerate(p.placements) if not s.is_replicate()] if isinstance(p, DTensor) else []
+        pieces.append(bool(sharded))
+        if not sharded:
+            continue
+        assert isinstance(p, DTensor)
+        if len(sharded) > 1 or p.placements[sharded[0]] != Shard(0):
+            raise ValueError(f"{name} is distributed as {p.placements}; expected whole or split once along dimension 0")
+        mine = p.device_mesh.get_group(sharded[0])
+        if group not in (None, mine):
+            raise ValueError(f"{name} is split over other processes than the layers before it; expected one group for all")
+        group = mine
+    return Shards(group, tuple(pieces)) if group is not None else None
+
+
+class SparseWeights:
+    """Names, parameters, masks and latent values, entry i of each list being about layer i.
+
+    Every tensor in the lists is the local one; under FSDP2 that is this process's piece of the layer.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, target: float) -> None:
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
+        self.optimizer = optimizer
+        self.target = target  # the sparsity to arrive at
+        self.shards = find_shards(parameters)
+        self.shapes = [p.shape for p in self.parameters]
+        self.size = sum(shape.numel() for shape in self.shapes)
+        self.masks = [torch.ones_like(v, dtype=torch.bool) for v in self.values]
+        self.latent: list[Tensor] | None = None
+        self.skipped: Tensor | None = None  # set where a GradScaler may skip this step: True, on the device, if it does
+        self.counts = torch.zeros(len(self.names), 3, dtype=torch.int64)  # of each layer: zeros, removed, revived
+        groups = optimizer.param_groups
+        owner = {p: i for i, group in enumerate(groups) for p in group["params"]}
+        self.groups = [owner[p] for p in self.parameters]  # the parameter group of each
+        self.devices = [v.device for v in self.values]
+        self.state_dtype = torch.promote_types(max((v.dtype for v in self.values), key=lambda d: d.itemsize), torch.float32)
+
+    # ---- what the lists hold
+
+    @property
+    def values(self) -> list[Tensor]:
+        """What the parameters hold now: effective weights between steps, latent ones inside a step."""
+        return [local(p).detach() for p in self.parameters]
+
+    @property
+    def grads(self) -> dict[int, Tensor]:
+        """The gradients, by layer; a layer that took no part in the last backward has none."""
+        return {i: local(p.grad) for i, p in enumerate(self.parameters) if p.grad is not None}
+
+    def zeros_like(self) -> list[Tensor]:
+        """A new state of at least float32 for every weight: many small steps add up in it."""
+        return [torch.zeros_like(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in self.values]
+
+    def random(self, seed: int) -> list[Tensor]:
+        """A uniform number for every weight, the same whatever the device and however the layers are split."""
+        generator = torch.Generator().manual_seed(seed)
+        whole = (torch.rand(shape, generator=generator) for shape in self.shapes)
+        return [piece_of(p, number).to(local(p).device) for p, number in zip(self.parameters, whole)]
+
+    @property
+    def sparsity(self) -> float:
+        return int(self.counts[:, 0].sum()) / self.size  # a sync
+
+    # ---- showing one or the other in the parameters
+
+    def show_latent(self) -> None:
+        """Parameters <- latent: kept values are there already, removed ones come back."""
+        if self.latent is not None:
+            for mask, value, latent in zip(self.masks, self.values, self.latent):
+                torch.where(mask, value, latent, out=value)
+
+    def show_effective(self) -> None:
+        """Parameters <- effective: removed values become 0.0, whatever they were (NaN too)."""
+        for mask, value in zip(self.masks, self.values):
+            blank(mask, value)
+
+    def settle(self, frozen: bool) -> None:
+        """After the optimizer's step: latent <- parameters. `frozen` weights that are removed take no part in the step."""
+        if self.latent is None:
+            self.show_effective()  # momentum may have moved removed weights: they are 0 at the next cut
+        else:
+            if frozen:
+                self.show_latent()
+            self.store_latent()
+
+    def store_latent(self) -> None:
+        """Latent <- parameters, as they are."""
+        if self.latent is not None:
+            torch._foreach_copy_(self.latent, self.values)
+
+    def route_gradients(self, dormant: float) -> None:
+        """Kept weights receive their gradient, removed ones `dormant` times theirs."""
+        for layer, grad in self.grads.items():
+            if dormant == 0:
+                blank(self.masks[layer], grad)
+            elif dormant != 1:
+                torch.where(self.masks[layer], grad, grad * dormant, out=grad)
+
+    # ---- new masks
+
+    def cut(self, scores: Sequence[Tensor], sparsity: float, budget: str = "global") -> None:
+        """Keep the largest scores: over all layers together, or in each layer as many as its budget says."""
+        if budget == "global":
+            zeros = zeros_at(sparsity, self.size)
+            self.replace_masks(each_mask(scores, zeros, shards=self.shards, names=self.names))
+        else:
+            zeros_of = layer_zeros(budget, self.shapes, sparsity)
+            self.replace_masks(self.keep_top(i, score, zeros) for i, (score, zeros) in enumerate(zip(scores, zeros_of)))
+
+    def keep_top(self, layer: int, score: Tensor, zeros: int) -> Tensor:
+        """A mask for one layer that removes its `zeros` smallest scores."""
+        shards = Shards(self.shards.group, (self.shards.pieces[layer],)) if self.shards else None
+        return next(each_mask([score], zeros, shards=shards, names=[self.names[layer]]))
+
+    def replace_masks(self, masks: Iterable[Tensor]) -> None:
+        """Take over new masks, counting what each layer loses and gets back."""
+        counts = []
+        for mask, new in zip(self.masks, masks):
+            before, both = mask.count_nonzero(), (mask & new).count_nonzero()
+            after = mask.copy_(new).count_nonzero()
+            counts.append(torch.stack([mask.numel() - after, before - both, after - both]).to(self.masks[0].device))
+        self.counts = torch.stack(counts)
+        if self.shards:
+            self.counts = self.shards.total(self.counts)
+
+    def exchange(self, share: float, grow_scores: dict[int, Tensor]) -> None:
+        """In each layer, drop the share of its kept weights that are least in magnitude, and grow as many that are not kept
+        where `grow_scores` are largest, with a clean optimizer state. A layer with no such score stays as it is."""
+        kept = [shape.numel() - zeros for shape, zeros in zip(self.shapes, self.counts[:, 0].tolist())]
+
+        def exchanged(layer: int) -> Tensor:
+            size, mask, moved = self.shapes[layer].numel(), self.masks[layer], int(share * kept[layer])
+            if layer not in grow_scores or moved == 0:
+                return mask
+            stay = self.keep_top(layer, self.values[layer].abs().where(mask, -1.0), size - (kept[layer] - moved))
+            new = stay | self.keep_top(layer, grow_scores[layer].masked_fill(stay, -1.0), size - moved)
+            self.clear_state(layer, new & ~mask)
+            return new
+
+        self.replace_masks(exchanged(layer) for layer in range(len(self.names)))
+
+    def clear_state(self, layer: int, where: Tensor) -> None:
+        """Forget the optimizer's state (momentum, Adam's moments) of some weights of a layer."""
+        parameter = self.parameters[layer]
+        for state in self.optimizer.state.get(parameter, {}).values():
+            if isinstance(state, Tensor) and state.shape == parameter.shape:
+                blank(~where, local(state))
+
+
+def blank(mask: Tensor, value: Tensor) -> None:
+    """0.0 where the mask is False. A product would leave −0.0, and NaN of what is infinite."""
+    torch.where(mask, value, value.new_zeros(()), out=value)

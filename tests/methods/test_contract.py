@@ -1,0 +1,160 @@
+"""What every registered method promises. A new method is picked up from the registry."""
+
+import copy
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import optg
+from optg.methods import METHODS
+from optg.ranking import zeros_at
+from tests.small import batches, convnet, step
+
+EPOCHS, STEPS = 5, 4
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-2, nesterov=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+PRUNING = [name for name in METHODS if name != "dense"]
+
+
+def short(name: str):
+    """A method as in a run of 20 steps: those that count steps cut every 2."""
+    method = METHODS[name]()
+    return dataclasses.replace(method, every=2) if getattr(method, "every", None) else method
+
+
+def attach(name: str, sparsity: float = 0.9, model: nn.Module | None = None, optimizer: str = "sgd"):
+    if model is None:
+        torch.manual_seed(0)
+        model = convnet()
+    opt = OPTIMIZERS[optimizer](model.parameters())
+    target = 0.0 if name == "dense" else sparsity
+    return model, opt, optg.sparsify(model, opt, short(name), sparsity=target, epochs=EPOCHS, steps_per_epoch=STEPS)
+
+
+def everything(model, optimizer, sparsifier) -> list[torch.Tensor]:
+    """All tensors that training depends on."""
+    states = [s for p in model.parameters() for s in optimizer.state[p].values() if isinstance(s, torch.Tensor)]
+    saved = [t for layers in sparsifier.state_dict()["tensors"].values() for t in layers.values()]
+    return [t.clone() for t in [*model.state_dict().values(), *states, *saved]]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", METHODS)
+def test_at_sparsity_0_training_is_dense_training_bit_for_bit(name, optimizer):
+    model, opt, _ = attach(name, sparsity=0.0, optimizer=optimizer)
+    torch.manual_seed(0)
+    plain = convnet()
+    plain_opt = OPTIMIZERS[optimizer](plain.parameters())
+    for batch in batches(EPOCHS * STEPS):
+        assert step(model, opt, batch) == step(plain, plain_opt, batch)
+    for a, b in zip(model.state_dict().values(), plain.state_dict().values()):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.987])
+@pytest.mark.parametrize("name", PRUNING)
+def test_the_target_is_met_exactly(name, sparsity):
+    model, opt, sparsifier = attach(name, sparsity)
+    for batch in batches(EPOCHS * STEPS):
+        step(model, opt, batch)
+    size = sparsifier.weights.size
+    assert sum(int((~m).sum()) for m in sparsifier.masks.values()) == zeros_at(sparsity, size)
+    assert sparsifier.sparsity == zeros_at(sparsity, size) / size
+    with warnings.catch_warnings(action="error"):
+        sparsifier.finish()  # nothing is left to do, so there is nothing to warn of
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", METHODS)
+def test_parameters_are_effective_after_every_step(name, optimizer):
+    model, opt, sparsifier = attach(name, optimizer=optimizer)
+    for batch in batches(EPOCHS * STEPS):
+        step(model, opt, batch)
+        weights = sparsifier.weights
+        for mask, value, latent in zip(weights.masks, weights.values, weights.latent or weights.values):
+            assert torch.equal(value, torch.where(mask, latent, 0.0))
+            assert not torch.signbit(value[~mask]).any()  # 0.0, not −0.0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_resume_from_any_step_is_bit_exact(name):
+    data = batches(EPOCHS * STEPS)
+    model, opt, sparsifier = attach(name)
+    saved = []
+    for batch in data:
+        saved.append(copy.deepcopy((model.state_dict(), opt.state_dict(), sparsifier.state_dict())))
+        step(model, opt, batch)
+    expected = everything(model, opt, sparsifier)
+    for start, state in enumerate(saved):
+        torch.manual_seed(start)
+        model, opt, sparsifier = attach(name, model=convnet())
+        for part, value in zip((model, opt, sparsifier), copy.deepcopy(state)):
+            part.load_state_dict(value)
+        for batch in data[start:]:
+            step(model, opt, batch)
+        for a, b in zip(everything(model, opt, sparsifier), expected, strict=True):
+            assert torch.equal(a, b), f"resumed at step {start}"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_model_compiles_once(name):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = convnet()
+    _, opt, sparsifier = attach(name, model=model)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for batch in batches(EPOCHS * STEPS):
+        step(compiled, opt, batch)
+    assert len(graphs) == 1
+    assert list(sparsifier.masks) == ["0.weight", "4.weight", "7.weight"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_interrupted_step_leaves_a_sparse_model(name):
+    model, opt, sparsifier = attach(name)
+    data = batches(EPOCHS * STEPS)
+    for batch in data[:13]:
+        step(model, opt, batch)
+    before = [v.clone() for v in sparsifier.weights.values]
+    latent = [v.clone() for v in sparsifier.weights.latent or []]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = opt.register_step_pre_hook(interrupt)  # after ours: the parameters hold latent weights by now
+    with pytest.raises(KeyboardInterrupt):
+        step(model, opt, data[13])
+    hook.remove()
+    masks = sparsifier.masks.values()
+    for value, mask, old in zip(sparsifier.weights.values, masks, before):
+        assert torch.equal(value, torch.where(mask, old, 0.0))
+    for a, b in zip(sparsifier.weights.latent or [], latent):
+        assert torch.equal(a, b)
+    for batch in data[13:]:
+        step(model, opt, batch)
+    assert sparsifier.clock.step == EPOCHS * STEPS
+    sparsifier.finish()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_options_are_plain_values_that_survive_the_state(name):
+    _, _, sparsifier = attach(name)
+    options = sparsifier.state_dict()["options"]
+    assert type(sparsifier.method)(**options) == sparsifier.method
+    assert all(isinstance(v, (int, float, str, bool, type(None))) for v in options.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_says_where_it_comes_from(name):
+    assert METHODS[name].paper and METHODS[name].__module__.startswith("optg.methods")

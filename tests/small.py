@@ -1,0 +1,34 @@
+"""Small models and data that the tests share."""
+
+import torch
+from torch import Tensor, nn
+
+
+def convnet(norm: bool = True) -> nn.Sequential:
+    """Two convolutions and a classifier: 2,928 prunable weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=not norm),
+        nn.BatchNorm2d(8) if norm else nn.Identity(),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 10),
+    )
+
+
+def batches(count: int, size: int = 16, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, 1, 8, 8, generator=g, dtype=dtype), torch.randint(10, (size,), generator=g)) for _ in range(count)
+    ]
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
+    """The loop body of any user: nothing in it knows of sparsity."""
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss.item()

@@ -1,0 +1,108 @@
+"""Two gloo processes train every method under DDP and FSDP2; masks must be those of one process, bit for bit.
+
+float64 and no batch norm, so that nothing but rounding could tell the ways apart.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import optg
+from optg.methods import METHODS
+from optg.ranking import Shards, keep_top
+from tests.methods.test_contract import EPOCHS, STEPS, short
+from tests.small import batches, convnet, step
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return convnet(norm=False).double()
+
+
+def shard(model: nn.Module) -> nn.Module:
+    fully_shard(model[4])
+    fully_shard(model)
+    return model
+
+
+WRAPPERS = {"one": lambda model: model, "ddp": DistributedDataParallel, "fsdp": shard}
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def train(name: str, wrapper: str, data, until: int = EPOCHS * STEPS):
+    model = WRAPPERS[wrapper](net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
+    sparsity = 0.0 if name == "dense" else 0.9
+    sparsifier = optg.sparsify(model, optimizer, short(name), sparsity=sparsity, epochs=EPOCHS, steps_per_epoch=STEPS)
+    rank, world = (0, 1) if wrapper == "one" else (dist.get_rank(), dist.get_world_size())
+    for x, y in data[:until]:
+        step(model, optimizer, (x[rank::world], y[rank::world]))
+    return model, sparsifier
+
+
+def compare(rank: int, world: int, store: str, report) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    data = batches(EPOCHS * STEPS, size=12, dtype=torch.float64)
+    for name in METHODS:
+        _, single = train(name, "one", data)
+        expected = {n: m.clone() for n, m in single.masks.items()}
+        for wrapper in ("ddp", "fsdp"):
+            _, sparsifier = train(name, wrapper, data)
+            masks = {n: whole(m) for n, m in sparsifier.masks.items()}
+            assert list(masks) == list(expected), (name, wrapper)
+            for layer, mask in masks.items():
+                assert torch.equal(mask, expected[layer]), (name, wrapper, layer)
+            assert sparsifier.weights.counts.tolist() == single.weights.counts.tolist(), (name, wrapper)
+            state = copy.deepcopy(single.state_dict())  # of one process, into two
+            sparsifier.load_state_dict(state)
+            for kind, layers in sparsifier.state_dict()["tensors"].items():
+                for layer, tensor in layers.items():
+                    assert torch.equal(whole(tensor), single.state_dict()["tensors"][kind][layer]), (name, wrapper, kind)
+    check_ties_over_shards(rank, world)
+    check_clipping(data)
+    report.put(rank)
+    dist.destroy_process_group()
+
+
+def check_ties_over_shards(rank: int, world: int) -> None:
+    """Random ties, one layer split unevenly over the ranks and one held whole: the masks of the joined scores."""
+    g = torch.Generator().manual_seed(0)
+    for zeros in range(0, 60, 7):
+        split, held = torch.randint(0, 3, (9, 5), generator=g).float(), torch.randint(0, 3, (15,), generator=g).float()
+        pieces = Shards(dist.group.WORLD, (True, False))
+        part, same = keep_top([split.tensor_split(world)[rank], held], zeros, shards=pieces)
+        expected = keep_top([split, held], zeros)
+        assert torch.equal(part, expected[0].tensor_split(world)[rank]) and torch.equal(same, expected[1])
+    mine = torch.full((2,), torch.nan if rank == 1 else 0.0)
+    with pytest.raises(FloatingPointError, match="NaN in the scores of a"):  # on every rank, or the others would wait for ever
+        keep_top([mine], 1, shards=Shards(dist.group.WORLD, (True,)), names=["a"])
+
+
+def check_clipping(data) -> None:
+    """The norm of the gradients that weights receive, the same however they are split."""
+    norms = {}
+    for wrapper in WRAPPERS:
+        model, sparsifier = train("optg", wrapper, data, until=17)
+        rank, world = (0, 1) if wrapper == "one" else (dist.get_rank(), dist.get_world_size())
+        x, y = data[17]
+        sparsifier.optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[rank::world]), y[rank::world]).backward()
+        norms[wrapper] = [float(sparsifier.clip_grad_norm_(1e9, p)) for p in (2.0, 1.0, float("inf"))]
+    assert norms["ddp"] == pytest.approx(norms["one"]) and norms["fsdp"] == pytest.approx(norms["one"])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_agree_with_one_process(world, tmp_path):
+    report = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(compare, args=(world, str(tmp_path / "store"), report), nprocs=world)
+    assert sorted(report.get() for _ in range(world)) == list(range(world))

@@ -1,0 +1,83 @@
+"""Which weights are prunable, and under what names."""
+
+import pytest
+import torch
+from torch import nn
+
+from optg.weights import bare, find_prunable, parameters_by_name
+
+
+class Zoo(nn.Module):
+    """One layer of every kind that matters."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv1d(2, 4, 3)
+        self.conv2 = nn.Conv2d(4, 4, 3, groups=4)
+        self.conv3 = nn.Conv3d(1, 2, 3)
+        self.up = nn.ConvTranspose2d(4, 2, 2)
+        self.norm = nn.LayerNorm(8)
+        self.embed = nn.Embedding(11, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.cross = nn.MultiheadAttention(8, 2, kdim=4, vdim=4)
+        self.position = nn.Parameter(torch.zeros(1, 5, 8))
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.head = nn.Linear(8, 11)
+        self.tied = nn.Linear(8, 11)
+        self.tied.weight = self.embed.weight
+        self.twin = nn.Linear(8, 11)
+        self.twin.weight = self.head.weight
+
+
+DEFAULT = [
+    "conv1.weight",
+    "conv2.weight",
+    "conv3.weight",
+    "up.weight",
+    "attention.in_proj_weight",
+    "attention.out_proj.weight",
+    "cross.q_proj_weight",
+    "cross.k_proj_weight",
+    "cross.v_proj_weight",
+    "cross.out_proj.weight",
+    "head.weight",
+]
+
+
+def test_the_default_is_every_trained_matrix_but_embeddings_and_what_is_tied_to_them():
+    assert list(find_prunable(Zoo(), None, ())) == DEFAULT
+
+
+def test_include_and_exclude():
+    zoo = Zoo()
+    assert list(find_prunable(zoo, ["attention*"], ())) == ["attention.in_proj_weight", "attention.out_proj.weight"]
+    assert list(find_prunable(zoo, [nn.Embedding], ())) == ["embed.weight"]
+    assert list(find_prunable(zoo, ["embed"], ())) == ["embed.weight"]
+    assert list(find_prunable(zoo, ["tied"], ())) == ["embed.weight"]  # one weight, one name
+    assert list(find_prunable(zoo, ["position"], ())) == ["position"]
+    assert list(find_prunable(zoo, None, ["conv?", nn.MultiheadAttention, "*proj*"])) == ["up.weight", "head.weight"]
+
+
+@pytest.mark.parametrize("pattern", ["nothing*", "norm", "*.bias", "frozen", nn.LSTM])
+def test_a_pattern_that_matches_nothing_is_refused(pattern):
+    for include, exclude in (([pattern], ()), (None, [pattern])):
+        with pytest.raises(ValueError, match="matches no prunable weight"):
+            find_prunable(Zoo(), include, exclude)
+
+
+def test_names_are_those_of_the_bare_model():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    names = list(parameters_by_name(model))
+    assert names == ["0.weight", "0.bias", "1.0.weight", "1.0.bias"]
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    for wrapped in (torch.compile(model), nn.DataParallel(model), torch.compile(nn.DataParallel(model)), averaged):
+        assert list(parameters_by_name(wrapped)) == names
+    assert bare(torch.compile(model)) is model
+    model[1].compile()
+    inner = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Sequential(nn.Linear(2, 2))))
+    assert list(parameters_by_name(inner)) == names
+
+
+def test_a_lazy_module_is_refused():
+    with pytest.raises(ValueError, match=r"0\.weight has no shape yet; run one batch"):
+        find_prunable(nn.Sequential(nn.LazyLinear(3)), None, ())
