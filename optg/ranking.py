@@ -1,22 +1,22 @@
 """Scores -> masks, exactly: the ⌈P·N⌉ smallest scores over all tensors go (Eq. 5), ties by index, lowest first.
 
-A radix selection on the bits of the floats finds the largest score to remove: a histogram of the upper 16 bits, then of
-the lower 16 among those that share the upper ones. It is linear, sorts nothing, joins no copy of the scores (it works
-through small chunks), and gives the same masks on any device, layout and number of ranks: where the scores are shards,
-only histograms and counts are exchanged.
+A radix selection on the bits of the floats finds the largest score to remove: a histogram of the upper 16 bits, then of the
+lower 16 among those that share the upper ones (on a GPU, 8 bits at a time). It is linear, sorts nothing, joins no copy of
+the scores (it works through small chunks), and gives the same masks on any device, layout and number of ranks: where the
+scores are shards, only histograms and counts are exchanged.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 CHUNK = 1 << 18  # scores looked at together: they stay in cache, and are 1 % of a ResNet-50
-BITS = 16  # of a score, decided in one round
-INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -67,67 +67,98 @@ def each_mask(
     """The masks of `keep_top`, one at a time, so that no second set of masks need exist."""
     dtype = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
     scores = [s.to(dtype) for s in scores]  # no copy of what is float32 already
-    refuse_nan(scores, shards, names)
     if zeros <= 0:
         yield from (torch.ones_like(s, dtype=torch.bool) for s in scores)
         return
-    value, removed, equal = select(scores, zeros, shards)
-    tied = share_ties(scores, value, removed, shards) if removed < equal else [equal] * len(scores)
-    for score, first in zip(scores, tied):
-        mask = torch.gt(score, value)
-        if removed < equal:
+    value, removed, equal = select(scores, zeros, shards, names)
+    if removed == equal:
+        yield from (torch.gt(s, value) for s in scores)
+        return
+    for score, (first, tied) in zip(scores, share_ties(scores, value, removed, shards)):
+        mask = torch.ge(score, value) if first == 0 else torch.gt(score, value)
+        if 0 < first < tied:
             keep_ties_after(first, score, value, mask)
         yield mask
 
 
-def select(scores: Sequence[Tensor], rank: int, shards: Shards | None = None) -> tuple[float, int, int]:
+def select(
+    scores: Sequence[Tensor], rank: int, shards: Shards | None = None, names: Sequence[str] | None = None
+) -> tuple[float, int, int]:
     """The value of the rank-th smallest score; how many of the `rank` smallest have it; how many scores have it at all."""
-    dtype = scores[0].dtype
-    mine = [s for s, counted in zip(scores, shards.counted()) if counted] if shards else scores
+    dtype, device = scores[0].dtype, scores[0].device
+    flat = [storage_order(s) for s in scores]
+    if shards:
+        flat = [f if counted else f[:0] for f, counted in zip(flat, shards.counted())]
+    count, bits = counter(flat)
     prefix = None  # the key's upper bits, as far as they are known
-    for shift in range(dtype.itemsize * 8 - BITS, -1, -BITS):
-        counts = torch.zeros(1 << BITS, dtype=torch.int64, device=scores[0].device)
-        for score in mine:
-            for chunk in storage_order(score).split(CHUNK):
-                counts += histogram(keys(chunk), shift, prefix).to(counts.device)
+    for shift in range(dtype.itemsize * 8 - bits, -1, -bits):
+        counts = count(shift, prefix).to(device)
         if shards:
             dist.all_reduce(counts, group=shards.group)
-        sums = counts.cumsum(0)
-        digit = int(torch.searchsorted(sums, rank))  # a sync, two or four to a cut
-        rank, equal = rank - int(sums[digit] - counts[digit]), int(counts[digit])
-        prefix = digit - (1 << BITS - 1) if prefix is None else prefix << BITS | digit
-    return keys_to_floats(torch.tensor(prefix, dtype=INTEGER[dtype]), dtype).item(), rank, equal
+        bins, nan = counts.cpu().numpy()[: 1 << bits], counts[1 << bits :]  # a sync, two or four to a cut
+        if prefix is None:
+            refuse_nan(nan, names)
+        sums = bins.cumsum()
+        digit = int(np.searchsorted(sums, rank))
+        rank, equal = rank - int(sums[digit] - bins[digit]), int(bins[digit])
+        prefix = digit - (1 << bits - 1) if prefix is None else prefix << bits | digit
+    key = np.array([prefix], dtype=f"i{dtype.itemsize}")
+    return flip(key).view(f"f{dtype.itemsize}").item(), rank, equal
 
 
-def keys(scores: Tensor) -> Tensor:
+Counter = Callable[[int, int | None], Tensor]
+
+
+def counter(scores: Sequence[Tensor]) -> tuple[Counter, int]:
+    """The way to count on the scores' device, and how many bits of a key one round of it decides.
+
+    counter(shift, prefix) says how often each value of the bits at `shift` occurs in the keys whose higher bits are `prefix`,
+    over all tensors; with no prefix it also says, in one more entry for each tensor, whether that has NaN in it.
+    """
+    if scores[0].is_cuda and len({s.device for s in scores}) == 1:
+        try:
+            from optg import kernels
+
+            return partial(kernels.count, kernels.spans(scores), 8), 8
+        except ImportError:  # no Triton on this platform
+            pass
+    return partial(count_in_chunks, scores, 16), 16
+
+
+def count_in_chunks(scores: Sequence[Tensor], bits: int, shift: int, prefix: int | None) -> Tensor:
+    """In numpy, on one thread: with torch's threads each of these short operations may wait for a busy core."""
+    counts, nan = np.zeros(1 << bits, dtype=np.int64), np.zeros(len(scores), dtype=np.int64)
+    for layer, score in enumerate(scores):
+        for chunk in score.split(CHUNK) if len(score) else ():
+            values = chunk.cpu().numpy()
+            digits = keys(values)
+            digits >>= shift
+            if prefix is None:
+                digits += 1 << bits - 1
+                nan[layer] |= np.isnan(values.max())  # the maximum is NaN where any value is
+            else:
+                digits = digits[(digits >> bits) == prefix] & (1 << bits) - 1
+            counts += np.bincount(digits, minlength=1 << bits)
+    return torch.from_numpy(np.concatenate([counts, nan]))
+
+
+def refuse_nan(found: Tensor, names: Sequence[str] | None) -> None:
+    if bad := found.nonzero().flatten().tolist():
+        where = ", ".join(names[i] if names else f"tensor {i}" for i in bad)
+        raise FloatingPointError(f"NaN in the scores of {where}: training has diverged, no mask can be ranked from it")
+
+
+def keys(scores: np.ndarray) -> np.ndarray:
     """Signed integers in the order of the scores. Adding 0.0 makes one zero of 0.0 and −0.0."""
-    return flip((scores + 0.0).view(INTEGER[scores.dtype]))
+    return flip((scores + np.zeros((), scores.dtype)).view(f"i{scores.itemsize}"))
 
 
-def keys_to_floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    return flip(keys).view(dtype)
-
-
-def flip(bits: Tensor) -> Tensor:
+def flip(bits: np.ndarray) -> np.ndarray:
     """Invert all but the sign of negative floats, whose bits grow with their magnitude. Its own inverse; in place."""
-    lower = (bits >> (bits.itemsize * 8 - 1)).bitwise_and_(torch.iinfo(bits.dtype).max)
-    return bits.bitwise_xor_(lower)
-
-
-def histogram(keys: Tensor, shift: int, prefix: int | None) -> Tensor:
-    """How often each value of the BITS at `shift` occurs in keys whose higher bits are `prefix`."""
-    digits = keys >> shift
-    if prefix is None:
-        digits += 1 << BITS - 1
-        inside = None
-    else:
-        inside = (digits >> BITS) == prefix
-        digits &= (1 << BITS) - 1
-    if keys.device.type == "cpu":
-        return torch.bincount(digits if inside is None else digits[inside], minlength=1 << BITS)
-    # elsewhere selecting by a mask is a sync; histc passes over what is out of its range
-    digits = digits.float() if inside is None else torch.where(inside, digits, -1).float()
-    return torch.histc(digits, bins=1 << BITS, min=0, max=1 << BITS).long()
+    lower = bits >> (bits.itemsize * 8 - 1)
+    lower &= np.iinfo(bits.dtype).max
+    bits ^= lower
+    return bits
 
 
 def storage_order(score: Tensor) -> Tensor:
@@ -136,17 +167,15 @@ def storage_order(score: Tensor) -> Tensor:
     return score.permute(order).reshape(-1)
 
 
-def share_ties(scores: Sequence[Tensor], value: float, removed: int, shards: Shards | None) -> list[int]:
-    """How many of the scores equal to `value` each tensor loses when the first `removed` of them all go."""
-    device = scores[0].device
-    equal = torch.tensor(
-        [sum(int(c.eq(value).count_nonzero()) for c in storage_order(s).split(CHUNK)) for s in scores], device=device
-    )
+def share_ties(scores: Sequence[Tensor], value: float, removed: int, shards: Shards | None) -> list[tuple[int, int]]:
+    """For each tensor, how many scores equal to `value` it loses when the first `removed` of all go, and how many it has."""
+    equal = torch.stack([s.eq(value).count_nonzero().to(scores[0].device) for s in scores])
     whole = shards.total(equal) if shards else equal
     earlier = whole.cumsum(0) - whole
     if shards:
         earlier = earlier + shards.on_lower_ranks(equal)
-    return torch.minimum((removed - earlier).clamp(min=0), equal).tolist()
+    first = torch.minimum((removed - earlier).clamp(min=0), equal)
+    return list(zip(first.tolist(), equal.tolist()))
 
 
 def keep_ties_after(removed: int, score: Tensor, value: float, mask: Tensor) -> None:
@@ -154,22 +183,10 @@ def keep_ties_after(removed: int, score: Tensor, value: float, mask: Tensor) -> 
     rows = max(1, CHUNK // max(1, score[:1].numel()))
     for chunk, kept in zip(score.split(rows), mask.split(rows)):
         equal = chunk.eq(value).reshape(-1)
-        places = equal.nonzero().flatten() if removed else equal.new_empty(0, dtype=torch.int64)
+        places = equal.nonzero().flatten()
         equal[places[:removed]] = False
         kept |= equal.view(chunk.shape)
         removed = max(removed - len(places), 0)
-
-
-def refuse_nan(scores: Sequence[Tensor], shards: Shards | None, names: Sequence[str] | None) -> None:
-    """The maximum of a tensor is NaN where any of its values is."""
-    found = torch.stack(
-        [s.amax().isnan().to(scores[0].device) if s.numel() else s.new_zeros((), dtype=torch.bool) for s in scores]
-    )
-    if shards:
-        found = shards.total(found.int())
-    if bad := found.nonzero().flatten().tolist():
-        where = ", ".join(names[i] if names else f"tensor {i}" for i in bad)
-        raise FloatingPointError(f"NaN in the scores of {where}: training has diverged, no mask can be ranked from it")
 
 
 def norm(norms: Tensor, p: float, shards: Shards | None) -> Tensor:

@@ -41,7 +41,7 @@ def test_every_schedule_rises_and_stays_in_range():
     for name, schedule in SCHEDULES.items():
         values = [schedule(at(i / 20), 0.1, 0.8, None) for i in range(21)]
         assert values == sorted(values), name
-        assert 0 <= values[0] and values[-1] <= 1, name
+        assert values[0] >= 0 and values[-1] <= 1, name
 
 
 def test_logistic_does_not_overflow():

@@ -66,7 +66,7 @@ def test_a_closure_is_evaluated_on_effective_weights():
     model = convnet()
     optimizer, sparsifier = attach(model)
     model2 = copy.deepcopy(model)
-    optimizer2, sparsifier2 = attach(model2)
+    optimizer2, _ = attach(model2)
     for style, (x, y) in enumerate(batches(EPOCHS * STEPS)):
 
         def closure(x=x, y=y):
@@ -251,7 +251,7 @@ def test_all_kinds_of_layers(method):
 
 def test_a_copy_of_the_model_is_a_plain_model():
     model = convnet()
-    optimizer, sparsifier = attach(model)
+    optimizer, _ = attach(model)
     for batch in batches(EPOCHS * STEPS):
         step(model, optimizer, batch)
     twin = copy.deepcopy(model)
@@ -299,7 +299,7 @@ def test_two_sparsifiers_from_one_method_instance_are_apart():
 
 def test_state_moves_between_wrapped_and_bare_models():
     model = convnet()
-    optimizer, sparsifier = attach(torch.compile(nn.DataParallel(model), backend="eager"))
+    optimizer, sparsifier = attach(torch.compile(model, backend="eager"))
     for batch in batches(13):
         step(model, optimizer, batch)
     bare = convnet()

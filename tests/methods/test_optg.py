@@ -72,7 +72,9 @@ class ForgetsPrunedValues(OptG):
     keeps_pruned: ClassVar[bool] = False
 
 
-@pytest.mark.parametrize("mutant", [ScoresByEffectiveWeight(alpha=ALPHA), ForgetsPrunedValues(alpha=ALPHA), OptG(alpha=ALPHA, every=1)])
+@pytest.mark.parametrize(
+    "mutant", [ScoresByEffectiveWeight(alpha=ALPHA), ForgetsPrunedValues(alpha=ALPHA), OptG(alpha=ALPHA, every=1)]
+)
 def test_the_reference_catches(mutant):
     flips, difference = distance(mutant)
     assert flips > 0 and difference > 1e-4
@@ -193,7 +195,9 @@ def test_scores_take_the_learning_rate_of_their_weights_group():
     with torch.no_grad():
         model[1].weight.fill_(1.0)
         model[0].weight.fill_(1.0)
-    optimizer = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.4}], lr=1)
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.4}], lr=1
+    )
     sparsifier = optg.sparsify(model, optimizer, "optg", sparsity=0.5, epochs=2, steps_per_epoch=9)
     model(torch.ones(4)).backward()
     optimizer.step()

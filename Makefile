@@ -1,0 +1,28 @@
+# Everything on a fresh machine: each target makes its own environment first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/ready ## train a small net on the bundled digits, dense and sparse
+	$(BIN)/python examples/digits.py
+
+test: .venv/ready lint ## lint, types and all tests
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready ## what is measured, on this machine's CPU
+	$(BIN)/python benchmarks/ranking.py
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info
