@@ -13,47 +13,45 @@ BLOCK, STEP = 1 << 14, 1 << 11  # scores of one program, and how many of them it
 
 
 class Spans(NamedTuple):
-    """The work of each program: address and number of its scores, and the tensor that they are of."""
+    """The work of each program: address and number of its scores, and the tensor that they are of, in three rows."""
 
-    starts: Tensor
-    lengths: Tensor
-    layers: Tensor
+    table: Tensor
     tensors: int
     width: int  # of a score, in bits
 
 
 def spans(scores: Sequence[Tensor]) -> Spans:
-    rows = []
-    for layer, score in enumerate(scores):
-        starts = np.arange(0, score.numel(), BLOCK)
-        lengths = np.minimum(BLOCK, score.numel() - starts)
-        rows.append([score.data_ptr() + starts * score.itemsize, lengths, np.full_like(starts, layer)])
-    columns = [torch.from_numpy(np.concatenate(column)).to(scores[0].device) for column in zip(*rows)]
-    return Spans(*columns, tensors=len(scores), width=scores[0].itemsize * 8)
+    sizes = np.array([s.numel() for s in scores])
+    programs = -(-sizes // BLOCK)
+    layers = np.repeat(np.arange(len(scores)), programs)
+    starts = (np.arange(len(layers)) - np.repeat(programs.cumsum() - programs, programs)) * BLOCK
+    lengths = np.minimum(BLOCK, sizes[layers] - starts)
+    addresses = np.array([s.data_ptr() for s in scores])[layers] + starts * scores[0].itemsize
+    table = np.stack([addresses, lengths, layers])
+    return Spans(torch.from_numpy(table).to(scores[0].device), len(scores), scores[0].itemsize * 8)
 
 
 def count(spans: Spans, bits: int, shift: int, prefix: int | None) -> Tensor:
     """One round of `optg.ranking.counter`."""
-    device = spans.starts.device
+    table, device = spans.table, spans.table.device
     counts = torch.zeros((1 << bits) + spans.tensors, dtype=torch.int64, device=device)
-    if programs := len(spans.starts):
+    if programs := table.shape[1]:
         with torch.cuda.device(device):
-            work = (spans.starts, spans.lengths, spans.layers)
-            _count[(programs,)](*work, counts, shift, prefix or 0, prefix is None, spans.width, bits, BLOCK, STEP)
+            _count[(programs,)](table, programs, counts, shift, prefix or 0, prefix is None, spans.width, bits, BLOCK, STEP)
     return counts
 
 
-@triton.jit(do_not_specialize=["shift", "prefix"])
+@triton.jit(do_not_specialize=["programs", "shift", "prefix"])
 def _count(
-    starts, lengths, layers, counts, shift, prefix,
+    table, programs, counts, shift, prefix,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     integer: tl.constexpr = tl.int64 if WIDTH == 64 else tl.int32
     lowest: tl.constexpr = -(1 << (WIDTH - 1))
     infinity: tl.constexpr = 0x7FF0000000000000 if WIDTH == 64 else 0x7F800000
-    start = tl.load(starts + program).to(tl.pointer_type(integer))
-    length = tl.load(lengths + program)
+    start = tl.load(table + program).to(tl.pointer_type(integer))
+    length = tl.load(table + programs + program)
     bins = tl.arange(0, 1 << BITS)
     total = tl.zeros([1 << BITS], tl.int32)
     outside = 0
@@ -76,4 +74,4 @@ def _count(
     total = tl.where(bins == 0, total - outside, total)
     tl.atomic_add(counts + bins, total.to(tl.int64), mask=total > 0)
     if nan > 0:
-        tl.store(counts + (1 << BITS) + tl.load(layers + program), 1)
+        tl.store(counts + (1 << BITS) + tl.load(table + 2 * programs + program), 1)

@@ -66,7 +66,7 @@ def each_mask(
 ) -> Iterator[Tensor]:
     """The masks of `keep_top`, one at a time, so that no second set of masks need exist."""
     dtype = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
-    scores = [s.to(dtype) for s in scores]  # no copy of what is float32 already
+    scores = [s if s.dtype == dtype else s.to(dtype) for s in scores]
     if zeros <= 0:
         yield from (torch.ones_like(s, dtype=torch.bool) for s in scores)
         return
@@ -95,7 +95,7 @@ def select(
         counts = count(shift, prefix).to(device)
         if shards:
             dist.all_reduce(counts, group=shards.group)
-        bins, nan = counts.cpu().numpy()[: 1 << bits], counts[1 << bits :]  # a sync, two or four to a cut
+        bins, nan = np.split(counts.cpu().numpy(), [1 << bits])  # a sync, two or four to a cut
         if prefix is None:
             refuse_nan(nan, names)
         sums = bins.cumsum()
@@ -142,9 +142,9 @@ def count_in_chunks(scores: Sequence[Tensor], bits: int, shift: int, prefix: int
     return torch.from_numpy(np.concatenate([counts, nan]))
 
 
-def refuse_nan(found: Tensor, names: Sequence[str] | None) -> None:
-    if bad := found.nonzero().flatten().tolist():
-        where = ", ".join(names[i] if names else f"tensor {i}" for i in bad)
+def refuse_nan(found: np.ndarray, names: Sequence[str] | None) -> None:
+    if found.any():
+        where = ", ".join(names[i] if names else f"tensor {i}" for i in found.nonzero()[0].tolist())
         raise FloatingPointError(f"NaN in the scores of {where}: training has diverged, no mask can be ranked from it")
 
 
@@ -163,6 +163,8 @@ def flip(bits: np.ndarray) -> np.ndarray:
 
 def storage_order(score: Tensor) -> Tensor:
     """All values in one dimension, with no copy where memory holds nothing else (channels_last, transposed)."""
+    if score.is_contiguous():
+        return score.view(-1)
     order = sorted(range(score.ndim), key=score.stride, reverse=True)
     return score.permute(order).reshape(-1)
 
