@@ -1,4 +1,4 @@
-"""One sparsity -> a budget of zeros for each layer. Adding a budget is one function and one line in BUDGETS.
+"""One sparsity -> a budget of zeros for each layer. Adding a budget is one function and one name in BUDGETS.
 
 A budget function gives each layer's share of kept weights, up to a common factor; `layer_zeros` scales and rounds them so
 that the layers together remove exactly what was asked for.

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +51,14 @@ def zeros_at(sparsity: float, size: int) -> int:
     return math.ceil(sparsity * size)
 
 
+class Threshold(NamedTuple):
+    """Where a cut falls: all scores below `value` go, and the first `removed` of the `equal` ones that have it."""
+
+    value: float
+    removed: int
+    equal: int
+
+
 def keep_top(
     scores: Sequence[Tensor], zeros: int, *, shards: Shards | None = None, names: Sequence[str] | None = None
 ) -> list[Tensor]:
@@ -58,33 +67,35 @@ def keep_top(
     >>> keep_top([torch.tensor([3.0, 1.0]), torch.tensor([2.0, 2.0])], zeros=2)
     [tensor([ True, False]), tensor([False,  True])]
     """
-    return list(each_mask(scores, zeros, shards=shards, names=names))
+    return list(each_mask(scores, select(scores, zeros, shards, names), shards))
 
 
-def each_mask(
-    scores: Sequence[Tensor], zeros: int, *, shards: Shards | None = None, names: Sequence[str] | None = None
-) -> Iterator[Tensor]:
-    """The masks of `keep_top`, one at a time, so that no second set of masks need exist."""
-    dtype = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
-    scores = [s if s.dtype == dtype else s.to(dtype) for s in scores]
-    if zeros <= 0:
+def each_mask(scores: Sequence[Tensor], cut: Threshold, shards: Shards | None = None) -> Iterator[Tensor]:
+    """The masks of a cut, one at a time, so that no second set of masks need exist."""
+    scores = comparable(scores)
+    if cut.removed == 0:
         yield from (torch.ones_like(s, dtype=torch.bool) for s in scores)
-        return
-    value, removed, equal = select(scores, zeros, shards, names)
-    if removed == equal:
-        yield from (torch.gt(s, value) for s in scores)
-        return
-    for score, (first, tied) in zip(scores, share_ties(scores, value, removed, shards)):
-        mask = torch.ge(score, value) if first == 0 else torch.gt(score, value)
-        if 0 < first < tied:
-            keep_ties_after(first, score, value, mask)
-        yield mask
+    elif cut.removed == cut.equal:
+        yield from (torch.gt(s, cut.value) for s in scores)
+    else:
+        for score, (first, tied) in zip(scores, share_ties(scores, cut, shards)):
+            mask = torch.ge(score, cut.value) if first == 0 else torch.gt(score, cut.value)
+            if 0 < first < tied:
+                keep_ties_after(first, score, cut.value, mask)
+            yield mask
 
 
-def select(
-    scores: Sequence[Tensor], rank: int, shards: Shards | None = None, names: Sequence[str] | None = None
-) -> tuple[float, int, int]:
-    """The value of the rank-th smallest score; how many of the `rank` smallest have it; how many scores have it at all."""
+def comparable(scores: Sequence[Tensor]) -> list[Tensor]:
+    """All of one type that has integers of its size: float64 where any is, else float32."""
+    dtype = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
+    return [s if s.dtype == dtype else s.to(dtype) for s in scores]
+
+
+def select(scores: Sequence[Tensor], zeros: int, shards: Shards | None = None, names: Sequence[str] | None = None) -> Threshold:
+    """The threshold that removes the `zeros` smallest scores."""
+    if zeros <= 0:
+        return Threshold(-math.inf, 0, 0)
+    scores, rank = comparable(scores), zeros
     dtype, device = scores[0].dtype, scores[0].device
     flat = [storage_order(s) for s in scores]
     if shards:
@@ -103,7 +114,7 @@ def select(
         rank, equal = rank - int(sums[digit] - bins[digit]), int(bins[digit])
         prefix = digit - (1 << bits - 1) if prefix is None else prefix << bits | digit
     key = np.array([prefix], dtype=f"i{dtype.itemsize}")
-    return flip(key).view(f"f{dtype.itemsize}").item(), rank, equal
+    return Threshold(flip(key).view(f"f{dtype.itemsize}").item(), rank, equal)
 
 
 Counter = Callable[[int, int | None], Tensor]
@@ -169,14 +180,14 @@ def storage_order(score: Tensor) -> Tensor:
     return score.permute(order).reshape(-1)
 
 
-def share_ties(scores: Sequence[Tensor], value: float, removed: int, shards: Shards | None) -> list[tuple[int, int]]:
-    """For each tensor, how many scores equal to `value` it loses when the first `removed` of all go, and how many it has."""
-    equal = torch.stack([s.eq(value).count_nonzero().to(scores[0].device) for s in scores])
+def share_ties(scores: Sequence[Tensor], cut: Threshold, shards: Shards | None) -> list[tuple[int, int]]:
+    """For each tensor, how many of the scores at the threshold it loses, and how many it has."""
+    equal = torch.stack([s.eq(cut.value).count_nonzero().to(scores[0].device) for s in scores])
     whole = shards.total(equal) if shards else equal
     earlier = whole.cumsum(0) - whole
     if shards:
         earlier = earlier + shards.on_lower_ranks(equal)
-    first = torch.minimum((removed - earlier).clamp(min=0), equal)
+    first = torch.minimum((cut.removed - earlier).clamp(min=0), equal)
     return list(zip(first.tolist(), equal.tolist()))
 
 

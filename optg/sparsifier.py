@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from optg.clock import Clock
 from optg.methods import METHODS, Method
 from optg.naming import nearest
+from optg.probe import Loss, Probe
 from optg.ranking import norm, zeros_at
 from optg.weights import (
     Pattern,
@@ -43,6 +44,8 @@ def sparsify(
     steps_per_epoch: int,
     include: Pattern | Iterable[Pattern] | None = None,
     exclude: Pattern | Iterable[Pattern] = (),
+    loss: Loss | None = None,
+    batches: Iterable[Any] | None = None,
 ) -> "Sparsifier":
     """Make `model` sparse while `optimizer` trains it. The training loop stays as it is.
 
@@ -53,8 +56,11 @@ def sparsify(
         include: only these weights, given as module classes or shell patterns for names ("encoder.*"). By default all
             weights of linear, convolution and attention layers that are trained.
         exclude: not these, given likewise.
+        loss, batches: for methods that prune before training: the loss as a function of the model and a batch, and an
+            iterable of batches, such as the training loader; only the first ones are taken.
     """
-    return Sparsifier(model, optimizer, method, sparsity, Clock(epochs, steps_per_epoch), include, exclude)
+    probe = Probe(model, loss, batches)
+    return Sparsifier(model, optimizer, method, sparsity, Clock(epochs, steps_per_epoch), include, exclude, probe)
 
 
 class Sparsifier:
@@ -70,6 +76,7 @@ class Sparsifier:
         clock: Clock,
         include: Pattern | Iterable[Pattern] | None,
         exclude: Pattern | Iterable[Pattern],
+        probe: Probe,
     ) -> None:
         if not 0 <= sparsity < 1:
             raise ValueError(f"sparsity is {sparsity}; expected the share of weights to remove, at least 0 and below 1")
@@ -80,11 +87,17 @@ class Sparsifier:
         self.clock = clock
         self.optimizer = optimizer
         self.weights = SparseWeights(parameters, optimizer, sparsity)
-        self.method.prepare(self.weights, clock)
+        if self.weights.shards and not self.method.shardable:
+            raise ValueError(f"{self.name} does not work on weights that FSDP2 has split; use DDP, or prune before fully_shard")
+        self.method.prepare(self.weights, clock, probe)
         self.method.set_time(clock)
         if self.method.keeps_pruned:
             self.weights.latent = [v.clone() for v in self.weights.values]
+        if type(self.method).effective is not Method.effective:
+            self.weights.reshape = self.method.effective
         self.weights.show_effective()
+        self._collapsed: set[str] = set()
+        self._warn_of_collapse()
         self._lr: dict[tuple[int, torch.device], Tensor] = {}
         self._open = False  # is a step under way, the parameters holding latent weights?
         self._warned = False
@@ -126,7 +139,20 @@ class Sparsifier:
                 f"optimizer step {self.clock.step}, but {self._announced()}: the mask stays as it is from here on",
                 stacklevel=5,
             )
+        if self.clock.at_epoch_start or self.clock.step == self.clock.total:
+            self._warn_of_collapse()
         self.weights.show_effective()
+
+    def _warn_of_collapse(self) -> None:
+        """Once for each layer that has lost every weight: nothing passes through it any more."""
+        zeros = self.weights.counts[:, 0].tolist()
+        for name, shape, count in zip(self.weights.names, self.weights.shapes, zeros):
+            if count == shape.numel() and name not in self._collapsed:
+                self._collapsed.add(name)
+                warnings.warn(
+                    f"layer collapse: {self.name} has removed all {count} weights of {name} at step {self.clock.step}",
+                    stacklevel=5,
+                )
 
     def _close(self) -> None:
         """A step that was interrupted between the hooks left latent weights in the parameters: make them effective again."""
@@ -244,10 +270,13 @@ class Sparsifier:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, whose model may have been wrapped or distributed otherwise."""
         current = self.state_dict()
-        refuse_state(state, current)
-        for kind, layers in current["tensors"].items():
-            for name, p, tensor in zip(self.weights.names, self.weights.parameters, layers.values()):
-                local(tensor).copy_(piece_of(p, state["tensors"][kind][name]))
+        refuse_state(state, current, free={kind for kind, values in self.method.state.items() if isinstance(values, dict)})
+        for kind, values in current["tensors"].items():
+            if isinstance(self.method.state.get(kind), dict):
+                self.method.state[kind] = {name: tensor.clone() for name, tensor in state["tensors"][kind].items()}
+            else:
+                for name, tensor in values.items():
+                    local(tensor).copy_(piece_of(tensor, state["tensors"][kind][name]))
         self.weights.counts = torch.tensor(state["counts"], device=self.weights.counts.device)
         self.clock.step = state["step"]
         self.method.set_time(self.clock)
@@ -263,7 +292,9 @@ class Sparsifier:
             "steps_per_epoch": self.clock.steps_per_epoch,
         }
 
-    def _by_name(self, values: list[Tensor]) -> dict[str, Tensor]:
+    def _by_name(self, values: list[Tensor] | dict[str, Tensor]) -> dict[str, Tensor]:
+        if isinstance(values, dict):
+            return values
         return {name: like(p, value) for name, p, value in zip(self.weights.names, self.weights.parameters, values)}
 
     def _announced(self) -> str:
@@ -280,7 +311,8 @@ class Sparsifier:
         if not self._hooks:
             return
         weights = self.weights
-        if int(weights.counts[:, 0].sum()) != zeros_at(weights.target, weights.size):
+        reached = self.method.learns_sparsity or int(weights.counts[:, 0].sum()) == zeros_at(weights.target, weights.size)
+        if not reached:
             warnings.warn(
                 f"training ended at sparsity {self.sparsity:.4f}, short of {weights.target}: {self.clock.step} optimizer steps "
                 f"were seen, but {self._announced()}. One last cut brings it to {weights.target}, with no training after it",
@@ -345,8 +377,8 @@ def refuse_parameters(parameters: dict[str, nn.Parameter], optimizer: torch.opti
         )
 
 
-def refuse_state(state: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise unless the state fits; nothing has been changed by then."""
+def refuse_state(state: dict[str, Any], current: dict[str, Any], free: set[str]) -> None:
+    """Raise unless the state fits; nothing has been changed by then. Of the `free` kinds of tensors any will do."""
     if missing := [key for key in current if key not in state]:
         raise ValueError(f"this is no sparsifier state: it has no {missing[0]!r}")
     for key in ("method", "options", "sparsity", "epochs", "steps_per_epoch"):
@@ -354,6 +386,8 @@ def refuse_state(state: dict[str, Any], current: dict[str, Any]) -> None:
             raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {current[key]!r}; expected the same")
     for kind, layers in current["tensors"].items():
         saved = state["tensors"].get(kind, {})
+        if kind in free:
+            continue
         if odd := sorted(set(saved) ^ set(layers)):
             side = "the state alone" if odd[0] in saved else "this model alone"
             raise ValueError(f"the state belongs to another model: {odd[0]} ({kind}) is in {side}")

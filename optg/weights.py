@@ -5,7 +5,7 @@ lives in the Parameter alone, so whatever others write there counts. The *latent
 method keeps it, waits in `latent` and stands in the Parameter only while the optimizer steps.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from optg.allocation import layer_zeros
-from optg.ranking import Shards, each_mask, zeros_at
+from optg.ranking import Shards, each_mask, keep_top, select, zeros_at
 
 Pattern = str | type[nn.Module]
 
@@ -21,15 +21,20 @@ PRUNABLE = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttenti
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
+def wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    """The model and, one by one, the modules inside DDP, DataParallel, torch.compile and averaging wrappers."""
+    inner: nn.Module | None = model
+    while inner is not None:
+        yield inner
+        if isinstance(inner, (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)):
+            inner = inner.module
+        else:
+            inner = getattr(inner, "_orig_mod", None)
+
+
 def bare(model: nn.Module) -> nn.Module:
-    """The module inside DDP, DataParallel, torch.compile and averaging wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)):
-            inner = model.module
-        if inner is None:
-            return model
-        model = inner
+    """The module inside all wrappers."""
+    return list(wrappers(model))[-1]
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -50,7 +55,13 @@ def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: 
                 owners.setdefault(p, []).append((name.replace("_orig_mod.", ""), module))
     if lazy := [name for name, p in parameters_by_name(model).items() if nn.parameter.is_lazy(p)]:
         raise ValueError(f"{lazy[0]} has no shape yet; run one batch through the model before sparsify")
-    candidates = {n: p for n, p in parameters_by_name(model).items() if p.ndim >= 2 and p.requires_grad}
+    candidates = {
+        name: p
+        for name, p in parameters_by_name(model).items()
+        if p.ndim >= 2
+        and p.requires_grad
+        and not name.split(".")[-1].startswith("bias")  # attention has a bias of 3 dimensions
+    }
 
     def matches(pattern: Pattern, name: str, p: nn.Parameter) -> bool:
         if isinstance(pattern, type):
@@ -79,8 +90,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def like(parameter: Tensor, piece: Tensor) -> Tensor:
-    """A local piece as a tensor distributed as its parameter is."""
-    if not isinstance(parameter, DTensor):
+    """A local piece of a layer as a tensor distributed as its parameter is. A value for the whole layer stays as it is."""
+    if not isinstance(parameter, DTensor) or piece.ndim == 0:
         return piece
     return DTensor.from_local(
         piece,
@@ -96,7 +107,7 @@ def piece_of(parameter: Tensor, whole: Tensor) -> Tensor:
     """This process's piece of a tensor of the parameter's shape, given whole or distributed in whatever way."""
     if isinstance(whole, DTensor):
         whole = whole.full_tensor()
-    if not isinstance(parameter, DTensor):
+    if not isinstance(parameter, DTensor) or whole.ndim == 0:
         return whole
     mesh, placements = parameter.device_mesh, parameter.placements
     return distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None).to_local()
@@ -135,7 +146,8 @@ class SparseWeights:
         self.shapes = [p.shape for p in self.parameters]
         self.size = sum(shape.numel() for shape in self.shapes)
         self.masks = [torch.ones_like(v, dtype=torch.bool) for v in self.values]
-        self.latent: list[Tensor] | None = None
+        self.latent: list[Tensor] | None = None  # of removed weights; under `reshape`, of all
+        self.reshape: Callable[[SparseWeights, int, Tensor], Tensor] | None = None  # latent -> effective, beyond the mask
         self.skipped: Tensor | None = None  # set where a GradScaler may skip this step: True, on the device, if it does
         self.counts = torch.zeros(len(self.names), 3, dtype=torch.int64)  # of each layer: zeros, removed, revived
         groups = optimizer.param_groups
@@ -174,12 +186,17 @@ class SparseWeights:
 
     def show_latent(self) -> None:
         """Parameters <- latent: kept values are there already, removed ones come back."""
-        if self.latent is not None:
+        if self.latent is not None and self.reshape is not None:
+            torch._foreach_copy_(self.values, self.latent)
+        elif self.latent is not None:
             for mask, value, latent in zip(self.masks, self.values, self.latent):
                 torch.where(mask, value, latent, out=value)
 
     def show_effective(self) -> None:
         """Parameters <- effective: removed values become 0.0, whatever they were (NaN too)."""
+        if self.latent is not None and self.reshape is not None:
+            for layer, (value, latent) in enumerate(zip(self.values, self.latent)):
+                value.copy_(self.reshape(self, layer, latent))
         for mask, value in zip(self.masks, self.values):
             blank(mask, value)
 
@@ -207,19 +224,43 @@ class SparseWeights:
 
     # ---- new masks
 
-    def cut(self, scores: Sequence[Tensor], sparsity: float, budget: str = "global") -> None:
-        """Keep the largest scores: over all layers together, or in each layer as many as its budget says."""
+    def cut(self, scores: Sequence[Tensor], sparsity: float, budget: str = "global") -> list[float]:
+        """Keep the largest scores: over all layers together, or in each layer as many as its budget says.
+
+        Returns the threshold of each layer, its largest removed score.
+        """
         if budget == "global":
-            zeros = zeros_at(sparsity, self.size)
-            self.replace_masks(each_mask(scores, zeros, shards=self.shards, names=self.names))
-        else:
-            zeros_of = layer_zeros(budget, self.shapes, sparsity)
-            self.replace_masks(self.keep_top(i, score, zeros) for i, (score, zeros) in enumerate(zip(scores, zeros_of)))
+            cut = select(scores, zeros_at(sparsity, self.size), self.shards, self.names)
+            self.replace_masks(each_mask(scores, cut, self.shards))
+            return [cut.value] * len(scores)
+        thresholds = []
+
+        def masks() -> Iterator[Tensor]:
+            for layer, (score, zeros) in enumerate(zip(scores, self.budget(budget, sparsity))):
+                thresholds.append(select([score], zeros, self.shard(layer), [self.names[layer]]))
+                yield from each_mask([score], thresholds[-1], self.shard(layer))
+
+        self.replace_masks(masks())
+        return [cut.value for cut in thresholds]
+
+    def budget(self, name: str, sparsity: float) -> list[int]:
+        """How many weights each layer loses under a named budget."""
+        if name != "magnitude":
+            return layer_zeros(name, self.shapes, sparsity)
+        magnitudes = [v.abs() for v in self.values]
+        cut = select(magnitudes, zeros_at(sparsity, self.size), self.shards, self.names)
+        return self.total(torch.stack([(~m).count_nonzero() for m in each_mask(magnitudes, cut, self.shards)])).tolist()
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over ranks of a value for each layer, where layers are split; else the values themselves."""
+        return self.shards.total(values) if self.shards else values
+
+    def shard(self, layer: int) -> Shards | None:
+        return Shards(self.shards.group, (self.shards.pieces[layer],)) if self.shards else None
 
     def keep_top(self, layer: int, score: Tensor, zeros: int) -> Tensor:
         """A mask for one layer that removes its `zeros` smallest scores."""
-        shards = Shards(self.shards.group, (self.shards.pieces[layer],)) if self.shards else None
-        return next(each_mask([score], zeros, shards=shards, names=[self.names[layer]]))
+        return keep_top([score], zeros, shards=self.shard(layer), names=[self.names[layer]])[0]
 
     def replace_masks(self, masks: Iterable[Tensor]) -> None:
         """Take over new masks, counting what each layer loses and gets back."""
@@ -228,9 +269,13 @@ class SparseWeights:
             before, both = mask.count_nonzero(), (mask & new).count_nonzero()
             after = mask.copy_(new).count_nonzero()
             counts.append(torch.stack([mask.numel() - after, before - both, after - both]).to(self.masks[0].device))
-        self.counts = torch.stack(counts)
-        if self.shards:
-            self.counts = self.shards.total(self.counts)
+        self.counts = self.total(torch.stack(counts))
+
+    def open(self) -> None:
+        """Keep every weight; those that come back do so with a clean optimizer state."""
+        for layer, mask in enumerate(self.masks):
+            self.clear_state(layer, ~mask)
+        self.replace_masks(torch.ones_like(mask) for mask in self.masks)
 
     def exchange(self, share: float, grow_scores: dict[int, Tensor]) -> None:
         """In each layer, drop the share of its kept weights that are least in magnitude, and grow as many that are not kept

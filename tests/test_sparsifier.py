@@ -425,7 +425,7 @@ def unchanged(model, before):
         ({"sparsity": -0.1}, ValueError, "sparsity is -0.1"),
         ({"sparsity": 95}, ValueError, "sparsity is 95"),
         ({"sparsity": float("nan")}, ValueError, "sparsity is nan"),
-        ({"method": "optgg"}, ValueError, "unknown method 'optgg'; did you mean 'optg'? Known: dense, gmp, optg, rigl"),
+        ({"method": "optgg"}, ValueError, "unknown method 'optgg'; did you mean 'optg'? Known: dense, snip, grasp,"),
         ({"method": "dense"}, ValueError, "dense training removes nothing, but sparsity is 0.9; expected 0"),
         ({"include": "features.*"}, ValueError, "the pattern 'features.*' matches no prunable weight"),
         ({"exclude": "0.bias"}, ValueError, "biases, norms and frozen parameters are never pruned"),

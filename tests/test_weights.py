@@ -18,7 +18,7 @@ class Zoo(nn.Module):
         self.up = nn.ConvTranspose2d(4, 2, 2)
         self.norm = nn.LayerNorm(8)
         self.embed = nn.Embedding(11, 8)
-        self.attention = nn.MultiheadAttention(8, 2)
+        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
         self.cross = nn.MultiheadAttention(8, 2, kdim=4, vdim=4)
         self.position = nn.Parameter(torch.zeros(1, 5, 8))
         self.frozen = nn.Linear(8, 8).requires_grad_(False)

@@ -22,6 +22,7 @@ from torch import Tensor
 from optg.allocation import BUDGETS
 from optg.clock import Clock
 from optg.naming import nearest
+from optg.probe import Probe
 from optg.schedules import SCHEDULES
 from optg.weights import SparseWeights
 
@@ -31,19 +32,29 @@ class Method:
     """What surrounds an ordinary optimizer step."""
 
     paper: ClassVar[str]
-    keeps_pruned: ClassVar[bool] = False  # do removed weights keep their value, to come back with it?
-    dormant_gradient: ClassVar[float] = 0.0  # the share of their gradient that removed weights receive
+    when: ClassVar[str] = "during"  # does it prune before, during or after training?
+    keeps_pruned: ClassVar[bool] = False  # do removed weights keep their value, to come back with it? Else they stay 0
+    revives: ClassVar[bool] = True  # do removed weights come back at all?
+    shardable: ClassVar[bool] = True  # does it work where FSDP2 has split the weights?
+    learns_sparsity: ClassVar[bool] = False  # does the sparsity follow from training, whatever was asked for?
+    freezes_weights: ClassVar[bool] = False  # are masks trained and weights not?
 
     def __post_init__(self) -> None:
-        self.state: dict[str, list[Tensor]] = {}  # what is learned beside the weights: saved, restored, checked by name
+        # What is learned beside the weights: a list has one tensor for each layer, a dict has names of its own.
+        self.state: dict[str, list[Tensor] | dict[str, Tensor]] = {}
+
+    @property
+    def dormant_gradient(self) -> float:
+        """The share of their gradient that removed weights receive."""
+        return 0.0
 
     @property
     def freezes_dormant(self) -> bool:
         """Do momentum and decay pass over removed weights?"""
         return False
 
-    def prepare(self, weights: SparseWeights, clock: Clock) -> None:
-        """Once, before training."""
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        """Once, before training: the first mask, and what is learned beside the weights."""
 
     def set_time(self, clock: Clock) -> None:
         """Whenever the clock has moved: renew what depends on time alone and is read on the device during a step."""
@@ -55,35 +66,60 @@ class Method:
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         """After the optimizer's step; the parameters hold latent weights, and the clock has moved on."""
 
+    def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
+        """What forward sees of a layer's kept weights; the mask comes after."""
+        return latent
+
+    def layers(self, kind: str) -> list[Tensor]:
+        """One list of the state."""
+        values = self.state[kind]
+        assert isinstance(values, list)
+        return values
+
+    def tensors(self, kind: str) -> dict[str, Tensor]:
+        """One dict of the state."""
+        values = self.state[kind]
+        assert isinstance(values, dict)
+        return values
+
+    def scores(self, weights: SparseWeights) -> list[Tensor]:
+        """What is ranked: by default the magnitude of the weights."""
+        return [value.abs() for value in weights.values]
+
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         """Set the mask to a sparsity, by this method's own scores."""
-        raise NotImplementedError
+        weights.cut(self.scores(weights), sparsity)
 
 
 @dataclass
 class Gradual(Method):
     """A method that cuts a mask by its scores, again and again, while the sparsity rises on a schedule."""
 
+    keeps_cutting: ClassVar[bool] = False  # after the target is reached, until training ends?
+
     schedule: str = "cubic"  # how the sparsity rises: constant, linear, cosine, cubic (Zhu & Gupta), sigmoid (Eq. 15)
     start: float = 0.0  # of training: where the schedule begins
     end: float = 0.75  # of training: where it arrives at the target
+    initial: float = 0.0  # the sparsity it begins with
     alpha: float | None = None  # steepness of the sigmoid; None: 0.5, or 40 / epochs in runs shorter than 80 epochs
     every: int | None = None  # steps between two cuts; None: one at each epoch's start
-    budget: str = "global"  # what each layer keeps: global (by score), uniform, erk
+    budget: str = "global"  # what each layer keeps: global (by score), uniform, erk, magnitude (GS: by global magnitude)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field, known in (("schedule", SCHEDULES), ("budget", ["global", *BUDGETS])):
+        for field, known in (("schedule", SCHEDULES), ("budget", ["global", "magnitude", *BUDGETS])):
             if (value := getattr(self, field)) not in known:
                 raise ValueError(f"unknown {field} {value!r}; {nearest(value, known)}")
         if not 0 <= self.start <= self.end <= 1:
             raise ValueError(f"start is {self.start} and end {self.end}; expected 0 ≤ start ≤ end ≤ 1")
+        if not 0 <= self.initial < 1:
+            raise ValueError(f"initial is {self.initial}; expected the sparsity to begin with, at least 0 and below 1")
         if self.every is not None and self.every < 1:
             raise ValueError(f"every is {self.every}; expected at least 1 step, or None for once an epoch")
 
-    def scores(self, weights: SparseWeights) -> list[Tensor]:
-        """What is ranked: by default the magnitude of the weights."""
-        return [value.abs() for value in weights.values]
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        if self.initial or self.schedule == "constant":
+            self.cut(weights, self.sparsity(weights, clock))
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         if self.due(clock):
@@ -101,10 +137,11 @@ class Gradual(Method):
         """Is a cut to be made now?"""
         last, every = self.last_cut(clock), self.every or clock.steps_per_epoch
         regular = clock.step % every == 0 and clock.step > 0 and clock.progress >= self.start
-        return clock.step == last or (regular and clock.step < last)
+        return clock.step == last or (regular and (clock.step < last or self.keeps_cutting))
 
     def sparsity(self, weights: SparseWeights, clock: Clock) -> float:
         """Where the schedule stands now."""
         if clock.step >= self.last_cut(clock):
             return weights.target
-        return weights.target * SCHEDULES[self.schedule](clock, self.start, self.end, self.alpha)
+        initial = min(self.initial, weights.target)
+        return initial + (weights.target - initial) * SCHEDULES[self.schedule](clock, self.start, self.end, self.alpha)

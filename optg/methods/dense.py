@@ -5,13 +5,16 @@ from typing import ClassVar
 
 from optg.clock import Clock
 from optg.methods.base import Method
+from optg.probe import Probe
 from optg.weights import SparseWeights
 
 
 @dataclass
 class Dense(Method):
     paper: ClassVar[str] = "–"
+    when: ClassVar[str] = "never"
+    revives: ClassVar[bool] = False
 
-    def prepare(self, weights: SparseWeights, clock: Clock) -> None:
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if weights.target:
             raise ValueError(f"dense training removes nothing, but sparsity is {weights.target}; expected 0")

@@ -13,5 +13,6 @@ from optg.methods.base import Gradual
 @dataclass
 class GMP(Gradual):
     paper: ClassVar[str] = "Zhu & Gupta 2017"
+    revives: ClassVar[bool] = False
 
     every: int | None = 100

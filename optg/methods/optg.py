@@ -18,6 +18,7 @@ from torch import Tensor
 
 from optg.clock import Clock
 from optg.methods.base import Gradual
+from optg.probe import Probe
 from optg.schedules import default_alpha, logistic
 from optg.weights import SparseWeights
 
@@ -36,23 +37,23 @@ class OptG(Gradual):
     def freezes_dormant(self) -> bool:
         return not self.dormant_decay
 
-    def prepare(self, weights: SparseWeights, clock: Clock) -> None:
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if clock.epochs < 2 and self.every is None and weights.target:
             raise ValueError("OptG cuts its first mask at the start of the second epoch; epochs is 1, expected at least 2")
         self.state = {"scores": weights.zeros_like(), "momenta": weights.zeros_like()}
-        self.rate = self.state["scores"][0].new_zeros(())  # Eq. 16 over η_w
+        self.rate = self.layers("scores")[0].new_zeros(())  # Eq. 16 over η_w
 
     def set_time(self, clock: Clock) -> None:
         alpha = self.alpha or default_alpha(clock.epochs)
         self.rate.fill_(logistic(alpha * (clock.epoch - clock.epochs / 2)))
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
-        return self.state["scores"]
+        return self.layers("scores")
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         rates = {η: η * self.rate.to(η.device) for η in set(lr)}
         momentum = self.momentum if weights.skipped is None else torch.where(weights.skipped, 1.0, self.momentum)
-        values, scores, momenta = weights.values, self.state["scores"], self.state["momenta"]
+        values, scores, momenta = weights.values, self.layers("scores"), self.layers("momenta")
         rows = [(scores[i], momenta[i], grad, values[i], rates[lr[i]]) for i, grad in weights.grads.items()]
         if rows:
             accumulate(momentum, *map(list, zip(*rows)))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from optg.clock import Clock
 from optg.methods.base import Gradual
+from optg.probe import Probe
 from optg.schedules import ramp
 from optg.weights import SparseWeights
 
@@ -25,9 +26,10 @@ class RigL(Gradual):
     every: int | None = 100
     budget: str = "erk"
     fraction: float = 0.3  # of the kept weights, dropped and grown at the first exchange
+    hold: bool = False  # leave all weights as they are in the step of an exchange, as in the paper
     seed: int = 0  # of the first mask
 
-    def prepare(self, weights: SparseWeights, clock: Clock) -> None:
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         weights.cut(weights.random(self.seed), self.sparsity(weights, clock), self.budget)
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
@@ -35,12 +37,15 @@ class RigL(Gradual):
             sparsity = self.sparsity(weights, clock)
             if sparsity > weights.sparsity:  # a shrinking budget loses its smallest weights first
                 self.cut(weights, sparsity)
+                weights.show_effective()  # what comes back at once starts at 0 too
             share = self.fraction * (1 + math.cos(math.pi * ramp(clock, 0, self.end))) / 2
-            weights.exchange(share, self.grow_scores(weights))
+            weights.exchange(share, self.grow_scores(weights, clock))
+            if self.hold:
+                weights.optimizer.zero_grad()  # an optimizer passes over what has no gradient
         super().after_backward(weights, clock, lr)
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         """Masks change in `after_backward`, where the dense gradient is at hand."""
 
-    def grow_scores(self, weights: SparseWeights) -> dict[int, Tensor]:
+    def grow_scores(self, weights: SparseWeights, clock: Clock) -> dict[int, Tensor]:
         return {layer: grad.abs() for layer, grad in weights.grads.items()}

@@ -22,9 +22,11 @@ PRUNING = [name for name in METHODS if name != "dense"]
 
 
 def short(name: str):
-    """A method as in a run of 20 steps: those that count steps cut every 2."""
+    """A method as in a run of 20 steps: those that count steps cut at least every 2, cycles are few."""
     method = METHODS[name]()
-    return dataclasses.replace(method, every=2) if getattr(method, "every", None) else method
+    shorter = {"every": lambda steps: steps and min(steps, 2), "fraction": lambda _: 0.6}
+    fields = {field.name for field in dataclasses.fields(method)}
+    return dataclasses.replace(method, **{f: change(getattr(method, f)) for f, change in shorter.items() if f in fields})
 
 
 def attach(name: str, sparsity: float = 0.9, model: nn.Module | None = None, optimizer: str = "sgd"):
@@ -33,7 +35,8 @@ def attach(name: str, sparsity: float = 0.9, model: nn.Module | None = None, opt
         model = convnet()
     opt = OPTIMIZERS[optimizer](model.parameters())
     target = 0.0 if name == "dense" else sparsity
-    return model, opt, optg.sparsify(model, opt, short(name), sparsity=target, epochs=EPOCHS, steps_per_epoch=STEPS)
+    data = {"loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), "batches": batches(3, seed=7)}
+    return model, opt, optg.sparsify(model, opt, short(name), sparsity=target, epochs=EPOCHS, steps_per_epoch=STEPS, **data)
 
 
 def everything(model, optimizer, sparsifier) -> list[torch.Tensor]:
@@ -46,10 +49,13 @@ def everything(model, optimizer, sparsifier) -> list[torch.Tensor]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", METHODS)
 def test_at_sparsity_0_training_is_dense_training_bit_for_bit(name, optimizer):
-    model, opt, _ = attach(name, sparsity=0.0, optimizer=optimizer)
+    model, opt, sparsifier = attach(name, sparsity=0.0, optimizer=optimizer)
     torch.manual_seed(0)
     plain = convnet()
     plain_opt = OPTIMIZERS[optimizer](plain.parameters())
+    if METHODS[name].freezes_weights:  # then that of the rest
+        for layer in sparsifier.masks:
+            plain.get_parameter(layer).requires_grad_(False)
     for batch in batches(EPOCHS * STEPS):
         assert step(model, opt, batch) == step(plain, plain_opt, batch)
     for a, b in zip(model.state_dict().values(), plain.state_dict().values()):
@@ -63,8 +69,12 @@ def test_the_target_is_met_exactly(name, sparsity):
     for batch in batches(EPOCHS * STEPS):
         step(model, opt, batch)
     size = sparsifier.weights.size
-    assert sum(int((~m).sum()) for m in sparsifier.masks.values()) == zeros_at(sparsity, size)
-    assert sparsifier.sparsity == zeros_at(sparsity, size) / size
+    zeros = sum(int((~m).sum()) for m in sparsifier.masks.values())
+    if sparsifier.method.learns_sparsity:  # then by the weights that training has left at 0
+        assert zeros == sum(int((v == 0).sum()) for v in sparsifier.weights.values)
+    else:
+        assert zeros == zeros_at(sparsity, size)
+    assert sparsifier.sparsity == zeros / size
     with warnings.catch_warnings(action="error"):
         sparsifier.finish()  # nothing is left to do, so there is nothing to warn of
 
@@ -76,9 +86,44 @@ def test_parameters_are_effective_after_every_step(name, optimizer):
     for batch in batches(EPOCHS * STEPS):
         step(model, opt, batch)
         weights = sparsifier.weights
-        for mask, value, latent in zip(weights.masks, weights.values, weights.latent or weights.values):
-            assert torch.equal(value, torch.where(mask, latent, 0.0))
+        for layer, (mask, value, latent) in enumerate(zip(weights.masks, weights.values, weights.latent or weights.values)):
+            shown = sparsifier.method.effective(weights, layer, latent)
+            assert torch.equal(value, torch.where(mask, shown, 0.0))
             assert not torch.signbit(value[~mask]).any()  # 0.0, not −0.0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_that_are_not_trained_do_not_move_and_all_others_do(name):
+    model, opt, sparsifier = attach(name)
+    first = [v.clone() for v in sparsifier.weights.latent or sparsifier.weights.values]
+    for batch in batches(EPOCHS * STEPS):
+        step(model, opt, batch)
+    now = sparsifier.weights.latent or sparsifier.weights.values
+    for mask, a, b in zip(sparsifier.weights.masks, first, now):
+        assert torch.equal(a, b) if sparsifier.method.freezes_weights else not torch.equal(a[mask], b[mask]) or not mask.any()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_removed_weights_come_back_as_declared(name):
+    model, opt, sparsifier = attach(name)
+    method, weights, revived = sparsifier.method, sparsifier.weights, 0
+    with pytest.MonkeyPatch.context() as patch:
+        replace = weights.replace_masks
+
+        def watch(masks):
+            nonlocal revived
+            before = [m.clone() for m in weights.masks]
+            replace(masks)
+            for value, new, old in zip(weights.values, weights.masks, before):
+                came = new & ~old
+                revived += int(came.sum())
+                if not method.keeps_pruned:
+                    assert not value[came].any()
+
+        patch.setattr(weights, "replace_masks", watch)
+        for batch in batches(EPOCHS * STEPS):
+            step(model, opt, batch)
+    assert (revived > 0) == method.revives or method.learns_sparsity
 
 
 @pytest.mark.parametrize("name", METHODS)

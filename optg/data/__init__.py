@@ -1,0 +1,1 @@
+"""Plain datasets: each is a module with a `load` that returns tensors."""

@@ -1,0 +1,27 @@
+"""Handwritten digits, 8×8 pixels: real images small enough to come with the library. See digits.md for their origin.
+
+The split is fixed: a permutation of the 1,797 images by NumPy's RandomState(0), whose stream never changes, of which the
+first 1,437 are for training and the last 360 for testing. Writers are in both parts.
+"""
+
+import gzip
+from importlib.resources import files
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TRAIN_SIZE = 1437
+MEAN, STD = 4.8863, 6.0138  # of the training images' pixels, which are 0 to 16
+
+Split = tuple[Tensor, Tensor]  # images [N, 1, 8, 8] of about zero mean and unit variance, float32; labels [N], int64
+
+
+def load() -> tuple[Split, Split]:
+    """The images and labels for training, and those for testing."""
+    with files("optg.data").joinpath("digits.csv.gz").open("rb") as file, gzip.open(file, "rt") as lines:
+        table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
+    table = table[np.random.RandomState(0).permutation(len(table))]
+    images = (torch.from_numpy(table[:, :64]).reshape(-1, 1, 8, 8) - MEAN) / STD
+    labels = torch.from_numpy(table[:, 64]).long()
+    return (images[:TRAIN_SIZE], labels[:TRAIN_SIZE]), (images[TRAIN_SIZE:], labels[TRAIN_SIZE:])

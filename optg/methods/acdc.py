@@ -1,0 +1,36 @@
+"""AC/DC: Alternating Compressed/DeCompressed Training of Deep Neural Networks. Peste et al., 2021 (arXiv:2106.12379).
+
+After a dense start, sparse and dense phases take turns: each sparse one begins with a cut to the target by magnitude, each
+dense one sets all weights free again, removed ones at 0. The last phase is sparse.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from optg.clock import Clock
+from optg.methods.base import Method
+from optg.weights import SparseWeights
+
+
+@dataclass
+class ACDC(Method):
+    paper: ClassVar[str] = "Peste et al. 2021"
+
+    start: float = 0.1  # of training, dense
+    phase: float = 0.05  # of training, each
+    final: float = 0.15  # of training, sparse
+
+    def sparse(self, clock: Clock) -> bool:
+        """Is the next step one of a sparse phase?"""
+        if clock.step >= (1 - self.final) * clock.total:
+            return True
+        phases = (clock.step - self.start * clock.total) / max(1.0, self.phase * clock.total)
+        return phases >= 0 and math.floor(phases) % 2 == 0
+
+    def after_update(self, weights: SparseWeights, clock: Clock) -> None:
+        before = Clock(clock.epochs, clock.steps_per_epoch, clock.step - 1)
+        if self.sparse(clock) and not self.sparse(before):
+            self.cut(weights, weights.target)
+        elif self.sparse(before) and not self.sparse(clock):
+            weights.open()

@@ -1,0 +1,18 @@
+"""Discovering Neural Wirings (DNW). Wortsman et al., 2019 (arXiv:1906.00586).
+
+DPF at every step, at the target from the first: each layer keeps its largest weights, and all receive the gradient.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from optg.methods.dpf import DPF
+
+
+@dataclass
+class DNW(DPF):
+    paper: ClassVar[str] = "Wortsman et al. 2019"
+
+    schedule: str = "constant"
+    every: int | None = 1
+    budget: str = "uniform"

@@ -1,0 +1,50 @@
+"""Feather: An Elegant Solution to Effective DNN Sparsification. Glentis Georgoulakis et al., 2023 (arXiv:2310.02448).
+
+Forward sees sign(w) · (|w|ᵖ − tᵖ)^(1/p) above a global magnitude threshold t: with p = 3 nearly w itself, and still no jump
+at t. Every latent weight receives the gradient of the pruned model; removed ones a share θ of it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.base import Gradual
+from optg.probe import Probe
+from optg.weights import SparseWeights
+
+
+@dataclass
+class Feather(Gradual):
+    paper: ClassVar[str] = "Glentis Georgoulakis et al. 2023"
+    keeps_pruned: ClassVar[bool] = True
+    keeps_cutting: ClassVar[bool] = True
+
+    end: float = 0.5
+    every: int | None = 16
+    power: float = 3.0  # p: 1 is the soft threshold, ∞ the hard one
+    theta: float | None = None  # the removed weights' share of the gradient; None: 0.5 above 95 % sparsity, else 1
+
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        self.share = self.theta if self.theta is not None else 0.5 if weights.target > 0.95 else 1.0
+        self.state = {"thresholds": [v.new_zeros((), dtype=weights.state_dtype) for v in weights.values]}
+        super().prepare(weights, clock, probe)
+
+    @property
+    def dormant_gradient(self) -> float:
+        return self.share
+
+    def cut(self, weights: SparseWeights, sparsity: float) -> None:
+        thresholds = weights.cut(self.scores(weights), sparsity, self.budget)
+        for t, value in zip(self.layers("thresholds"), thresholds):
+            t.fill_(max(value, 0.0))
+
+    def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
+        return power_threshold(latent, self.layers("thresholds")[layer], self.power)
+
+
+def power_threshold(latent: Tensor, t: Tensor, p: float) -> Tensor:
+    """sign(w) · (|w|ᵖ − tᵖ)^(1/p) where |w| > t, else 0. At t = 0 the weight itself, to the bit."""
+    root = (1 - (t / latent.abs()).clamp(max=1.0) ** p) ** (1 / p)  # |w| · (1 − (t/|w|)ᵖ)^(1/p): small numbers stay exact
+    return (latent * root).where(t > 0, latent).to(latent.dtype)

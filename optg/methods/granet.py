@@ -1,0 +1,28 @@
+"""Sparse Training via Boosting Pruning Plasticity with Neuroregeneration (GraNet). Liu et al., 2021 (arXiv:2106.10404).
+
+RigL on a shrinking budget: from a random mask at half density the sparsity rises on the cubic schedule, the least magnitudes
+of all layers go, and then each layer exchanges weights by the dense gradient.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from optg.clock import Clock
+from optg.methods.rigl import RigL
+from optg.probe import Probe
+from optg.weights import SparseWeights
+
+
+@dataclass
+class GraNet(RigL):
+    paper: ClassVar[str] = "Liu et al. 2021"
+
+    schedule: str = "cubic"
+    initial: float = 0.5
+    end: float = 0.5
+    every: int | None = 1000
+    budget: str = "global"
+    fraction: float = 0.5
+
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        weights.cut(weights.random(self.seed), min(self.initial, weights.target), "erk")

@@ -1,0 +1,26 @@
+"""Picking Winning Tickets Before Training by Preserving Gradient Flow (GraSP). Wang et al., 2020 (arXiv:2002.07376).
+
+Before training, remove the weights whose removal reduces the gradient flow ‖g‖² least: those with the largest −(H·g)·w,
+H being the Hessian. The loss is taken at outputs divided by a temperature.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from optg.methods.snip import SNIP
+from optg.probe import Probe
+from optg.weights import SparseWeights
+
+
+@dataclass
+class GraSP(SNIP):
+    paper: ClassVar[str] = "Wang et al. 2020"
+    shardable: ClassVar[bool] = False  # a second backward does not pass through FSDP2
+
+    temperature: float = 200.0  # that the outputs are divided by
+
+    def saliency(self, weights: SparseWeights, probe: Probe) -> list[Tensor]:
+        products = probe.hessian_gradients(weights, self.batches, self.temperature)
+        return [h * w for h, w in zip(products, weights.values)]  # the largest of its negative go: the smallest of this

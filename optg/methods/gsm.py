@@ -1,0 +1,35 @@
+"""Global Sparse Momentum SGD for Pruning Very Deep Neural Networks (GSM). Ding et al., 2019 (arXiv:1909.12778).
+
+The model stays dense, but at each step only the (1 − P)·N weights with the largest |dL/dw · w| of all layers receive their
+gradient; decay shrinks the others until they can go, at the end of training, without a loss. It lives of weight decay and
+high momentum (the paper: 0.98 to 0.999).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.base import Method
+from optg.ranking import keep_top, zeros_at
+from optg.weights import SparseWeights, blank
+
+
+@dataclass
+class GSM(Method):
+    paper: ClassVar[str] = "Ding et al. 2019"
+    when: ClassVar[str] = "after"
+    revives: ClassVar[bool] = False
+
+    def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
+        grads = weights.grads
+        saliency = [(grads[i] * w).abs() if i in grads else torch.zeros_like(w) for i, w in enumerate(weights.values)]
+        active = keep_top(saliency, zeros_at(weights.target, weights.size), shards=weights.shards, names=weights.names)
+        for layer, grad in grads.items():
+            blank(active[layer], grad)
+
+    def after_update(self, weights: SparseWeights, clock: Clock) -> None:
+        if clock.finished:
+            self.cut(weights, weights.target)

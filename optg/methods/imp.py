@@ -1,0 +1,82 @@
+"""The Lottery Ticket Hypothesis: iterative magnitude pruning. Frankle & Carbin, 2019 (arXiv:1803.03635), with the later
+rewinding of arXiv:1912.05671.
+
+Train, remove a share of the weights that are left, those of least magnitude, go back to the weights and optimizer state of
+the beginning, and train again, until the target is reached: the announced epochs hold all cycles, in equal parts. The
+learning rate should start anew with each: `CosineAnnealingWarmRestarts(optimizer, T_0=sparsifier.method.cycle(clock))`,
+stepped with every optimizer step.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.base import Method
+from optg.probe import Probe
+from optg.weights import SparseWeights, bare, local, piece_of
+
+
+@dataclass
+class IMP(Method):
+    paper: ClassVar[str] = "Frankle & Carbin 2019"
+    revives: ClassVar[bool] = False
+
+    fraction: float = 0.2  # of the kept weights, removed after each cycle
+    rewind: float = 0.0  # of a cycle: the point to go back to
+
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        self.model, self.target = bare(probe.model), weights.target
+        if self.cycle(clock) < 2:
+            raise ValueError(
+                f"{self.cycles} cycles of training do not fit into {clock.total} steps; expected at least 2 steps each: train "
+                "longer, or remove a larger `fraction` after each cycle"
+            )
+        self.state = {"model": {}, "optimizer": {}}
+        self.remember(weights, clock)
+
+    @property
+    def cycles(self) -> int:
+        """How many times the model is trained."""
+        return math.ceil(math.log(1 - self.target) / math.log(1 - self.fraction)) + 1 if self.target else 1
+
+    def cycle(self, clock: Clock) -> int:
+        """Steps in a cycle; the last also has what is left over."""
+        return clock.total // self.cycles
+
+    def after_update(self, weights: SparseWeights, clock: Clock) -> None:
+        length = self.cycle(clock)
+        self.remember(weights, clock)
+        done = clock.step // length
+        if clock.step % length == 0 and done < self.cycles:
+            last = done == self.cycles - 1
+            self.cut(weights, weights.target if last else 1 - (1 - self.fraction) ** done)
+            self.go_back(weights)
+
+    def remember(self, weights: SparseWeights, clock: Clock) -> None:
+        if clock.step != round(self.rewind * self.cycle(clock)):
+            return
+        self.state["model"] = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+        self.state["optimizer"] = {
+            f"{i} {key}": value.clone()
+            for i, states in enumerate(weights.optimizer.state.get(p, {}) for p in owned(weights))
+            for key, value in states.items()
+            if isinstance(value, Tensor)
+        }
+
+    def go_back(self, weights: SparseWeights) -> None:
+        for name, tensor in self.model.state_dict().items():
+            local(tensor).copy_(piece_of(tensor, self.tensors("model")[name]))
+        for i, p in enumerate(owned(weights)):
+            weights.optimizer.state[p] = {
+                key.split(" ")[1]: value.clone()
+                for key, value in self.tensors("optimizer").items()
+                if key.split(" ")[0] == str(i)
+            }
+
+
+def owned(weights: SparseWeights) -> list[torch.nn.Parameter]:
+    return [p for group in weights.optimizer.param_groups for p in group["params"]]

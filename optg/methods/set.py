@@ -1,0 +1,26 @@
+"""Scalable training of artificial neural networks with adaptive sparse connectivity inspired by network science (SET).
+Mocanu et al., 2018 (arXiv:1707.04780).
+
+RigL's exchange with growth at random: no gradient is looked at.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.rigl import RigL
+from optg.weights import SparseWeights
+
+
+@dataclass
+class SET(RigL):
+    paper: ClassVar[str] = "Mocanu et al. 2018"
+
+    every: int | None = 1000
+    end: float = 1.0
+    fraction: float = 0.5
+
+    def grow_scores(self, weights: SparseWeights, clock: Clock) -> dict[int, Tensor]:
+        return dict(enumerate(weights.random(self.seed + clock.step)))

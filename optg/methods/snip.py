@@ -1,0 +1,31 @@
+"""SNIP: Single-shot Network Pruning based on Connection Sensitivity. Lee et al., 2019 (arXiv:1810.02340).
+
+Before training, keep the weights whose removal would change the loss most, to first order: score = |dL/dw · w|. All layers
+are ranked together, so whole layers may go; a warning names them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.base import Method
+from optg.probe import Probe
+from optg.weights import SparseWeights
+
+
+@dataclass
+class SNIP(Method):
+    paper: ClassVar[str] = "Lee et al. 2019"
+    when: ClassVar[str] = "before"
+    revives: ClassVar[bool] = False
+
+    batches: int = 1  # to take the gradient of
+    budget: str = "global"  # what each layer keeps: global (by score), uniform, erk, magnitude
+
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        weights.cut(self.saliency(weights, probe), weights.target, self.budget)
+
+    def saliency(self, weights: SparseWeights, probe: Probe) -> list[Tensor]:
+        return [(g * w).abs() for g, w in zip(probe.gradients(weights, self.batches), weights.values)]

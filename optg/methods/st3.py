@@ -1,0 +1,54 @@
+"""Are Straight-Through gradients and Soft-Thresholding all you need for Sparse Training? (ST-3). Vanderschueren & De
+Vleeschouwer, 2023 (arXiv:2212.01076).
+
+Feather's scheme with the soft threshold sign(w) · (|w| − t), made up for by a factor for each filter: what its weights sum up
+to before and after the cut. Thresholds move at every step. ST-3σ ranks |w| · √(sum of the layer's dimensions), which evens
+out the layers' scales and needs fewer FLOPs.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from optg.methods.feather import Feather, power_threshold
+from optg.weights import SparseWeights
+
+
+@dataclass
+class ST3(Feather):
+    paper: ClassVar[str] = "Vanderschueren & De Vleeschouwer 2023"
+
+    start: float = 0.05
+    every: int | None = 1
+    power: float = 1.0
+    theta: float | None = 1.0
+    rescale: bool = True  # by filter
+
+    def scales(self, weights: SparseWeights) -> list[float]:
+        """What magnitudes are multiplied by before they are ranked."""
+        return [1.0 for _ in weights.shapes]
+
+    def scores(self, weights: SparseWeights) -> list[Tensor]:
+        return [v.abs() * scale for v, scale in zip(weights.values, self.scales(weights))]
+
+    def cut(self, weights: SparseWeights, sparsity: float) -> None:
+        super().cut(weights, sparsity)
+        for t, scale in zip(self.layers("thresholds"), self.scales(weights)):
+            t.div_(scale)
+
+    def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
+        t = self.layers("thresholds")[layer]
+        soft = power_threshold(latent, t, self.power)
+        if not self.rescale:
+            return soft
+        dims = list(range(1, latent.ndim))
+        magnitude = latent.abs()
+        kept = (magnitude * weights.masks[layer]).mean(dims, keepdim=True) / (magnitude.mean(dims, keepdim=True) + 1e-12)
+        return (soft * (1.01 / (kept + 0.01))).where(t > 0, latent)
+
+
+@dataclass
+class ST3Sigma(ST3):
+    def scales(self, weights: SparseWeights) -> list[float]:
+        return [sum(shape) ** 0.5 for shape in weights.shapes]

@@ -1,0 +1,54 @@
+"""Soft Threshold Weight Reparameterization for Learnable Sparsity (STR). Kusupati et al., 2020 (arXiv:2002.03231).
+
+Forward sees sign(w) · relu(|w| − σ(s)), with one threshold s learned for each layer. Decay pulls s, which starts far below 0,
+upwards: initial value and decay set the sparsity that training arrives at; the one asked for has no say.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.base import Method
+from optg.probe import Probe
+from optg.weights import SparseWeights
+
+
+@dataclass
+class STR(Method):
+    paper: ClassVar[str] = "Kusupati et al. 2020"
+    keeps_pruned: ClassVar[bool] = True
+    learns_sparsity: ClassVar[bool] = True
+
+    initial: float = -200.0  # s before training
+    decay: float | None = None  # of s; None: the weight decay of the weights
+    momentum: float = 0.9  # of s
+
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        kinds = [v.new_zeros((), dtype=weights.state_dtype) for v in weights.values]
+        self.state = {"s": [k + self.initial for k in kinds], "momenta": kinds}
+        self.cut(weights, weights.target)
+
+    def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
+        return latent.sign() * (latent.abs() - self.layers("s")[layer].sigmoid()).relu()
+
+    def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
+        grads, groups = weights.grads, weights.optimizer.param_groups
+        toward = [w.new_zeros((), dtype=weights.state_dtype) for w in weights.values]
+        for i, grad in grads.items():
+            toward[i] -= (grad * weights.values[i].sign() * weights.masks[i]).sum()
+        toward = list(weights.total(torch.stack(toward)))
+        for layer, (s, momentum) in enumerate(zip(self.layers("s"), self.layers("momenta"))):
+            decay = groups[weights.groups[layer]].get("weight_decay", 0.0) if self.decay is None else self.decay
+            share = s.sigmoid()
+            momentum.mul_(self.momentum).add_(toward[layer] * share * (1 - share) + decay * s)
+            s.sub_(lr[layer] * momentum)
+        super().after_backward(weights, clock, lr)
+
+    def after_update(self, weights: SparseWeights, clock: Clock) -> None:
+        self.cut(weights, weights.target)
+
+    def cut(self, weights: SparseWeights, sparsity: float) -> None:
+        weights.replace_masks(v.abs() > s.sigmoid() for v, s in zip(weights.values, self.layers("s")))

@@ -1,0 +1,34 @@
+"""Pruning neural networks without any data by iteratively conserving synaptic flow (SynFlow). Tanaka et al., 2020
+(arXiv:2006.05467).
+
+Before training and without data, in many rounds: score = (dR/d|w|)·|w|, R being the sum of outputs for an input of ones with
+every weight's absolute value; round r of n keeps the share (1 − P)^(r/n). The scores of each layer have the same sum, so no
+layer is removed whole.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from optg.clock import Clock
+from optg.methods.base import Method
+from optg.probe import Probe
+from optg.weights import SparseWeights
+
+
+@dataclass
+class SynFlow(Method):
+    paper: ClassVar[str] = "Tanaka et al. 2020"
+    when: ClassVar[str] = "before"
+    revives: ClassVar[bool] = False
+
+    rounds: int = 100
+
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        inputs = probe.ones()
+        before = [v.clone() for v in weights.values]
+        for r in range(1, self.rounds + 1):
+            sparsity = weights.target if r == self.rounds else 1 - (1 - weights.target) ** (r / self.rounds)
+            weights.cut(probe.synaptic_flow(weights, inputs), sparsity)
+            weights.show_effective()
+        for value, old in zip(weights.values, before):
+            value.copy_(old)

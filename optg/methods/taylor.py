@@ -1,0 +1,40 @@
+"""Importance Estimation for Neural Network Pruning (Taylor-FO). Molchanov et al., 2019 (arXiv:1906.10771).
+
+Remove the weights whose removal changes the loss least, to first order: score = Σ (dL/dw · w)² over the steps since the last
+cut. What is removed stays removed.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from optg.clock import Clock
+from optg.methods.base import Gradual
+from optg.probe import Probe
+from optg.weights import SparseWeights
+
+
+@dataclass
+class Taylor(Gradual):
+    paper: ClassVar[str] = "Molchanov et al. 2019"
+    revives: ClassVar[bool] = False
+
+    every: int | None = 100
+
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        self.state = {"scores": weights.zeros_like()}
+
+    def scores(self, weights: SparseWeights) -> list[Tensor]:
+        return self.layers("scores")
+
+    def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
+        scores, values = self.layers("scores"), weights.values
+        for layer, grad in weights.grads.items():
+            scores[layer].add_((grad * values[layer]).square_())
+        super().after_backward(weights, clock, lr)
+
+    def cut(self, weights: SparseWeights, sparsity: float) -> None:
+        super().cut(weights, sparsity)
+        torch._foreach_zero_(self.layers("scores"))

@@ -1,0 +1,181 @@
+"""What methods ask a model before it trains: gradients, Hessian products and the all-ones pass.
+
+The model is left as it was: parameters, gradients, buffers (batch norm's statistics), mode and random numbers.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from optg.weights import SparseWeights, bare, local, parameters_by_name, wrappers
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+class Probe:
+    """A model with the means to evaluate it: `loss(model, batch)` and some batches, if the user gave them."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None, batches: Iterable[Any] | None) -> None:
+        self.model = model
+        self.loss = loss
+        self.batches = batches
+
+    def take(self, count: int) -> tuple[Loss, list[Any]]:
+        """The loss, and the first batches."""
+        if self.loss is None or self.batches is None:
+            raise ValueError(
+                "this method looks at data before training: give sparsify `loss`, a function of the model and a batch such as "
+                "lambda model, batch: cross_entropy(model(batch[0]), batch[1]), and `batches`, such as the training loader"
+            )
+        taken = list(islice(iter(self.batches), count))
+        if not taken:
+            raise ValueError("`batches` has no batch; expected at least one")
+        return self.loss, taken
+
+    def gradients(self, weights: SparseWeights, count: int) -> list[Tensor]:
+        """dL/dw, averaged over `count` batches and, where DDP or FSDP2 does so, over ranks."""
+        with undisturbed(self.model), torch.enable_grad():
+            loss, batches = self.take(count)
+            for batch in batches:
+                (loss(self.model, batch) / len(batches)).backward()
+            return collect(weights.parameters)
+
+    def hessian_gradients(self, weights: SparseWeights, count: int, temperature: float) -> list[Tensor]:
+        """H·g of the loss at outputs divided by the temperature: a second backward, through the product of g and a fixed g."""
+        model, mine = bare(self.model), weights.parameters
+        with undisturbed(model), torch.enable_grad(), softened(model, temperature):
+            loss, batches = self.take(count)
+            fixed = [torch.zeros_like(p) for p in mine]
+            for batch in batches:
+                torch._foreach_add_(fixed, differentiate(loss(model, batch) / len(batches), mine))
+            fixed = average_over_ranks(fixed, self.model)
+            products = [torch.zeros_like(p) for p in mine]
+            for batch in batches:
+                grads = differentiate(loss(model, batch) / len(batches), mine, create_graph=True)
+                flow = torch.stack([(f * g).sum() for f, g in zip(fixed, grads)]).sum()
+                torch._foreach_add_(products, differentiate(flow, mine))
+            return average_over_ranks(products, self.model)
+
+    def synaptic_flow(self, weights: SparseWeights, inputs: "Inputs") -> list[Tensor]:
+        """(dR/d|w|)·|w|, R being the sum of the outputs for these inputs with the absolute value of every parameter.
+
+        In float64 on a copy, since R grows with every layer; under FSDP2 in the model itself and in its own type.
+        """
+        model, (args, kwargs) = bare(self.model), inputs
+        if weights.shards is None:
+            model = copy.deepcopy(model).double()
+            args, kwargs = [doubled(x) for x in args], {name: doubled(x) for name, x in kwargs.items()}
+        named = parameters_by_name(model)
+        mine = [named[name] for name in weights.names]
+        with undisturbed(model), absolute(model):
+            model.eval()
+            with torch.enable_grad():
+                model(*args, **kwargs).sum().backward()
+            scores = [grad * local(p) for grad, p in zip(collect(mine), mine)]
+        if not all(s.isfinite().all() for s in scores):
+            raise FloatingPointError("the all-ones pass overflows in this model's number type: keep its parameters in float64")
+        return scores
+
+    def ones(self) -> "Inputs":
+        """What the model is called with in the loss of one batch, with ones in place of one image's numbers."""
+        seen: list[Inputs] = []
+
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append(([one(x) for x in args], {name: one(x) for name, x in kwargs.items()}))
+            raise Seen
+
+        with undisturbed(self.model):
+            loss, [batch] = self.take(1)
+            hook = bare(self.model).register_forward_pre_hook(look, prepend=True, with_kwargs=True)
+            try:
+                with suppress(Seen):
+                    loss(bare(self.model), batch)
+            finally:
+                hook.remove()
+        return seen[0]
+
+
+Inputs = tuple[list[Any], dict[str, Any]]
+
+
+class Seen(Exception):
+    """The model was called: no need to evaluate it."""
+
+
+def one(x: Any) -> Any:
+    """One image of ones; tokens and other whole numbers stay what they are."""
+    if not isinstance(x, Tensor):
+        return x
+    return torch.ones_like(x[:1]) if x.is_floating_point() else x[:1]
+
+
+def doubled(x: Any) -> Any:
+    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def differentiate(value: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
+    return list(torch.autograd.grad(value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True))
+
+
+def collect(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients that backward left in the parameters; 0 where it did not come by."""
+    return [torch.zeros_like(local(p)) if p.grad is None else local(p.grad) for p in parameters]
+
+
+def average_over_ranks(tensors: list[Tensor], model: nn.Module) -> list[Tensor]:
+    """What DDP does to gradients, for those that did not pass through it."""
+    for wrapper in wrappers(model):
+        if isinstance(wrapper, nn.parallel.DistributedDataParallel):
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=wrapper.process_group)
+                tensor /= dist.get_world_size(wrapper.process_group)
+    return tensors
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put gradients, buffers, modes and random numbers back at the end."""
+    grads = {p: p.grad for p in model.parameters()}
+    buffers = {b: b.clone() for b in model.buffers()}
+    modes = {module: module.training for module in model.modules()}
+    for p in grads:
+        p.grad = None
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for p, grad in grads.items():
+            p.grad = grad
+        for module, mode in modes.items():
+            module.training = mode
+        with torch.no_grad():
+            for buffer, saved in buffers.items():
+                buffer.copy_(saved)
+
+
+@contextmanager
+def absolute(model: nn.Module) -> Iterator[None]:
+    """Every parameter's absolute value for a while."""
+    values = [local(p).detach() for p in model.parameters()]
+    saved = [v.clone() for v in values]
+    torch._foreach_abs_(values)
+    try:
+        yield
+    finally:
+        torch._foreach_copy_(values, saved)
+
+
+@contextmanager
+def softened(model: nn.Module, temperature: float) -> Iterator[None]:
+    """Outputs divided by a temperature for a while."""
+    hook = model.register_forward_hook(lambda module, args, output: output / temperature)
+    try:
+        yield
+    finally:
+        hook.remove()
