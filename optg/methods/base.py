@@ -102,7 +102,8 @@ class Gradual(Method):
     end: float = 0.75  # of training: where it arrives at the target
     initial: float = 0.0  # the sparsity it begins with
     alpha: float | None = None  # steepness of the sigmoid; None: 0.5, or 40 / epochs in runs shorter than 80 epochs
-    every: int | None = None  # steps between two cuts; None: one at each epoch's start
+    every: int | None = None  # steps between two cuts; None: cuts are made at the start of epochs
+    every_epochs: int = 1  # epochs between two cuts, where `every` is None
     budget: str = "global"  # what each layer keeps: global (by score), uniform, erk, magnitude (GS: by global magnitude)
 
     def __post_init__(self) -> None:
@@ -115,7 +116,9 @@ class Gradual(Method):
         if not 0 <= self.initial < 1:
             raise ValueError(f"initial is {self.initial}; expected the sparsity to begin with, at least 0 and below 1")
         if self.every is not None and self.every < 1:
-            raise ValueError(f"every is {self.every}; expected at least 1 step, or None for once an epoch")
+            raise ValueError(f"every is {self.every}; expected at least 1 step, or None for the start of epochs")
+        if self.every_epochs < 1:
+            raise ValueError(f"every_epochs is {self.every_epochs}; expected at least 1")
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if self.initial or self.schedule == "constant":
@@ -128,15 +131,19 @@ class Gradual(Method):
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         weights.cut(self.scores(weights), sparsity, self.budget)
 
+    def period(self, clock: Clock) -> int:
+        """Steps between two cuts."""
+        return self.every or self.every_epochs * clock.steps_per_epoch
+
     def last_cut(self, clock: Clock) -> int:
         """The step whose cut arrives at the target: the last regular one up to `end` that leaves steps to train after it."""
-        every, end = self.every or clock.steps_per_epoch, min(round(self.end * clock.total), clock.total - 1)
+        every, end = self.period(clock), min(round(self.end * clock.total), clock.total - 1)
         return max(1, end - end % every or end)
 
     def due(self, clock: Clock) -> bool:
         """Is a cut to be made now?"""
-        last, every = self.last_cut(clock), self.every or clock.steps_per_epoch
-        regular = clock.step % every == 0 and clock.step > 0 and clock.progress >= self.start
+        last = self.last_cut(clock)
+        regular = clock.step % self.period(clock) == 0 and clock.step > 0 and clock.progress >= self.start
         return clock.step == last or (regular and (clock.step < last or self.keeps_cutting))
 
     def sparsity(self, weights: SparseWeights, clock: Clock) -> float:

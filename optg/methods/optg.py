@@ -11,7 +11,7 @@ A removed weight comes back with the value it had.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class OptG(Gradual):
 
     schedule: str = "sigmoid"
     end: float = 1.0
+    score_lr: Literal["sparsity", "weight"] | float = "sparsity"  # Eq. 16; or that of the weights; or a constant
     momentum: float = 0.9  # of the scores
     dormant_decay: bool = True  # do momentum and decay go on moving removed weights?
 
@@ -45,12 +46,14 @@ class OptG(Gradual):
 
     def set_time(self, clock: Clock) -> None:
         alpha = self.alpha or default_alpha(clock.epochs)
-        self.rate.fill_(logistic(alpha * (clock.epoch - clock.epochs / 2)))
+        self.rate.fill_(logistic(alpha * (clock.epoch - clock.epochs / 2)) if self.score_lr == "sparsity" else 1.0)
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
         return self.layers("scores")
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
+        if isinstance(self.score_lr, float):
+            lr = [η.ne(0) * self.score_lr for η in lr]  # η is 0 in a step that is skipped
         rates = {η: η * self.rate.to(η.device) for η in set(lr)}
         momentum = self.momentum if weights.skipped is None else torch.where(weights.skipped, 1.0, self.momentum)
         values, scores, momenta = weights.values, self.layers("scores"), self.layers("momenta")
