@@ -8,7 +8,7 @@ demo: .venv/ready ## train a small net on the bundled digits, dense and sparse
 	$(BIN)/python examples/digits.py
 
 test: .venv/ready lint ## lint, types and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 lint: .venv/ready
 	$(BIN)/ruff check .

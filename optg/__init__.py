@@ -3,8 +3,26 @@
 sparsifier = optg.sparsify(model, optimizer, method="optg", sparsity=0.95, epochs=100, steps_per_epoch=len(loader))
 """
 
-from optg import methods
-from optg.sparsifier import Sparsifier, sparsify
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optg import methods
+    from optg.sparsifier import Sparsifier, sparsify
 
 __all__ = ["Sparsifier", "methods", "sparsify"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch when it is first needed, not before: `optg --help` answers at once."""
+    from importlib import import_module
+
+    if name == "methods":
+        return import_module("optg.methods")
+    if name in __all__:
+        return getattr(import_module("optg.sparsifier"), name)
+    raise AttributeError(f"module 'optg' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

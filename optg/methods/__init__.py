@@ -1,5 +1,7 @@
 """The methods, by the name a user gives. This dict is the only registry: adding a method is one file and one line here."""
 
+from dataclasses import fields
+
 from optg.methods.acdc import ACDC
 from optg.methods.base import Gradual, Method
 from optg.methods.dense import Dense
@@ -44,4 +46,29 @@ METHODS: dict[str, type[Method]] = {
     "feather": Feather,
 }
 
-__all__ = ["METHODS", "Gradual", "Method", *(method.__name__ for method in METHODS.values())]
+__all__ = ["METHODS", "Gradual", "Method", "describe", "markdown", *(method.__name__ for method in METHODS.values())]
+
+
+def describe() -> list[dict[str, str]]:
+    """What there is to know of each method, for tables: the README's is made from it."""
+    rows = []
+    for name, method in METHODS.items():
+        back = "its value" if method.keeps_pruned else "0"
+        options = [f"{field.name}={field.default!r}" for field in fields(method)]
+        rows.append(
+            {
+                "name": name,
+                "paper": method.paper,
+                "prunes": f"{method.when} training" if method.when != "never" else "never",
+                "revives to": back if method.revives else "–",
+                "options": ", ".join(options) or "–",
+            }
+        )
+    return rows
+
+
+def markdown(*columns: str) -> str:
+    """The table of `describe`, or some columns of it."""
+    columns = columns or tuple(describe()[0])
+    rows = [[f"`{row[c]}`" if c == "name" else row[c] for c in columns] for row in describe()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [columns, ["---"] * len(columns), *rows]) + "\n"

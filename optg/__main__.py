@@ -1,0 +1,3 @@
+from optg.cli import main
+
+main()
