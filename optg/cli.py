@@ -1,8 +1,107 @@
-"""The commands. Each imports what it needs when it is called, so that `--help` need not wait for torch."""
+"""The commands. Each imports what it needs when it is called, so that `optg --help` need not wait for torch.
 
-from typing import Annotated
+`train` is read in two steps: --recipe and --method first, then the rest against that recipe's and that method's own settings.
+"""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
+
+from optg.training.recipe import Recipe, RecipeError, build_method, check, dump, load, names
+
+
+def train(args: list[str]) -> None:
+    """Train a model from a recipe, and make it sparse: optg train --recipe vgg19-cifar10 --method rigl --sparsity 0.95
+
+    Goes on by itself where the folder of the run has a checkpoint.
+    """
+    given, rest = take(args, "--recipe", "--method")
+    plan = load(given["--recipe"] or "digits")
+    plan.method = given["--method"] or plan.method
+    if plan.method == "dense" and "--sparsity" not in rest:
+        plan.recipe.sparsity = 0.0
+    chosen = build_method(plan, given["--recipe"] or "digits")
+    kind = type(chosen)
+
+    @dataclass
+    class Train:
+        recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+        method: kind  # type: ignore[valid-type]
+        output: Path | None = None  # the folder of the run; by default runs/ and a name made from the settings
+        resume: bool = True  # go on from the folder's newest checkpoint; else such a folder is refused
+        parallel: Literal["none", "ddp", "fsdp"] = "none"  # over the processes that torchrun started
+        device: str = "auto"  # cuda, cpu; auto: a GPU if there is one
+        minutes: float = 10.0  # between two checkpoints; one is also made after each epoch
+        keep: int = 2  # checkpoints
+
+    options = tyro.cli(Train, args=rest, default=Train(plan.recipe, chosen), prog="optg train", description=train.__doc__)
+    changed = {f.name: getattr(options.method, f.name) for f in dataclasses.fields(options.method)}
+    defaults = {f.name: f.default for f in dataclasses.fields(options.method)}
+    plan.methods = {plan.method: {k: v for k, v in changed.items() if v != defaults[k]}}
+    plan.recipe = check(options.recipe, "command line")
+
+    from rich.console import Console
+
+    from optg.training import run
+    from optg.training.checkpoint import list_steps
+    from optg.training.loop import Saving
+    from optg.training.parallel import start
+
+    folder = options.output or Path("runs") / run.name_of(plan)
+    if not options.resume and list_steps(folder / "checkpoints"):
+        raise RecipeError(f"{folder} has checkpoints; give another --output, or leave out --no-resume to go on from them")
+    parallel = start(options.parallel, options.device)
+    console = Console()
+    summary = run.run(plan, folder, parallel, Saving(options.minutes, options.keep), console)
+    if parallel.first:
+        text = f"{plan.method}: accuracy {summary['accuracy']:.2%} at sparsity {summary['sparsity']:.2%}, "
+        console.print(
+            f"{text}{summary['flops'] / 1e6:,.1f} of {summary['dense_flops'] / 1e6:,.1f} MFLOPs. {folder}", soft_wrap=True
+        )
+
+
+def evaluate(run: Annotated[Path, tyro.conf.Positional], device: str = "auto") -> None:
+    """Test the model of a run again.
+
+    Args:
+        run: the folder of the run.
+        device: cuda, cpu; auto: a GPU if there is one.
+    """
+    from optg import data as datasets
+    from optg.training import recipe
+    from optg.training.evaluation import evaluate as test
+    from optg.training.folder import is_run
+    from optg.training.parallel import start
+    from optg.training.run import reopen
+
+    if not is_run(run):
+        raise RecipeError(f"{run} is not the folder of a run: it has no recipe.toml")
+    settings, parallel = recipe.load(str(run / "recipe.toml")).recipe, start("none", device)
+    data = datasets.load(
+        settings.data, settings.folder, batch_size=settings.batch_size, device=parallel.device, seed=settings.seed
+    )
+    _, model = reopen(run, data.classes)
+    metrics = test(model.to(parallel.device), data, settings, parallel)
+    print(f"accuracy {metrics['accuracy']:.2%}  loss {metrics['test_loss']:.4f}  ({data.sizes[1]} images)")
+
+
+def summary(what: Annotated[str, tyro.conf.Positional], classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32)) -> None:
+    """Shapes, density, parameters and FLOPs of every layer of a run or a model.
+
+    Args:
+        what: the folder of a run, or a model's name.
+        classes: of a model that is given by name.
+        shape: of its images: channels, height, width.
+    """
+    from rich.console import Console
+
+    from optg.training.inspect import table
+
+    Console().print(table(what, classes, shape))
 
 
 def methods(markdown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False) -> None:
@@ -29,5 +128,59 @@ def methods(markdown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False) -> 
     Console().print(table)
 
 
+def recipes(name: Annotated[str, tyro.conf.Positional] = "") -> None:
+    """List the recipes that come with the package, or print one.
+
+    Args:
+        name: of the recipe to print, every setting spelled out.
+    """
+    if name:
+        print(dump(load(name)), end="")
+        return
+    for known in names():
+        plan = load(known)
+        r = plan.recipe
+        print(f"{known:32} {r.model} on {r.data}, {r.epochs} epochs, batch {r.batch_size}, lr {r.lr}, decay {r.weight_decay}")
+
+
+COMMANDS: dict[str, Any] = {"evaluate": evaluate, "summary": summary, "methods": methods, "recipes": recipes}
+
+
+def take(args: list[str], *flags: str) -> tuple[dict[str, str | None], list[str]]:
+    """Values of some flags, and the other arguments."""
+    found: dict[str, str | None] = dict.fromkeys(flags)
+    rest, waiting = [], iter(args)
+    for arg in waiting:
+        flag, equals, value = arg.partition("=")
+        if flag in flags:
+            found[flag] = value if equals else next(waiting, None)
+            if not found[flag]:
+                raise RecipeError(f"{flag} needs a value")
+        else:
+            rest.append(arg)
+    return found, rest
+
+
 def main() -> None:
-    tyro.extras.subcommand_cli_from_dict({"methods": methods}, prog="optg", description="Sparse networks, while they train.")
+    args = sys.argv[1:]
+    try:
+        if args[:1] == ["train"]:
+            train(args[1:])
+        else:
+            train_for_help: Any = lambda: None  # noqa: E731
+            train_for_help.__doc__ = train.__doc__
+            commands = {"train": train_for_help, **COMMANDS}
+            tyro.extras.subcommand_cli_from_dict(commands, prog="optg", description="Sparse networks, while they train.")
+    except Exception as error:
+        if not expected(error):
+            raise
+        print(f"optg: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
+
+
+def expected(error: Exception) -> bool:
+    """Is this about what a user gave, and says all there is to say? Then it needs no traceback."""
+    return isinstance(error, (ValueError, OSError)) or type(error).__name__ in ("InUse", "Diverged")

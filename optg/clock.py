@@ -44,3 +44,9 @@ class Clock:
     @property
     def finished(self) -> bool:
         return self.step >= self.total
+
+
+def cycle_length(total: int, cycles: int) -> int:
+    """Steps of each of so many cycles but the last: it has what is left, fewer steps if that leaves it any, else more."""
+    longer = -(-total // cycles)
+    return longer if (cycles - 1) * longer < total else total // cycles

@@ -4,14 +4,18 @@ The model is left as it was: parameters, gradients, buffers (batch norm's statis
 """
 
 import copy
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map
 
 from optg.weights import SparseWeights, bare, local, parameters_by_name, wrappers
 
@@ -49,7 +53,8 @@ class Probe:
     def hessian_gradients(self, weights: SparseWeights, count: int, temperature: float) -> list[Tensor]:
         """H·g of the loss at outputs divided by the temperature: a second backward, through the product of g and a fixed g."""
         model, mine = bare(self.model), weights.parameters
-        with undisturbed(model), torch.enable_grad(), softened(model, temperature):
+        # fused attention has no second derivative
+        with undisturbed(model), torch.enable_grad(), softened(model, temperature), sdpa_kernel(SDPBackend.MATH):
             loss, batches = self.take(count)
             fixed = [torch.zeros_like(p) for p in mine]
             for batch in batches:
@@ -59,7 +64,8 @@ class Probe:
             for batch in batches:
                 grads = differentiate(loss(model, batch) / len(batches), mine, create_graph=True)
                 flow = torch.stack([(f * g).sum() for f, g in zip(fixed, grads)]).sum()
-                torch._foreach_add_(products, differentiate(flow, mine))
+                if flow.requires_grad:  # not so where g does not depend on the weights
+                    torch._foreach_add_(products, differentiate(flow, mine))
             return average_over_ranks(products, self.model)
 
     def synaptic_flow(self, weights: SparseWeights, inputs: "Inputs") -> list[Tensor]:
@@ -70,14 +76,15 @@ class Probe:
         model, (args, kwargs) = bare(self.model), inputs
         if weights.shards is None:
             model = copy.deepcopy(model).double()
-            args, kwargs = [doubled(x) for x in args], {name: doubled(x) for name, x in kwargs.items()}
+            args, kwargs = tree_map(doubled, (args, kwargs))
         named = parameters_by_name(model)
         mine = [named[name] for name in weights.names]
         with undisturbed(model), absolute(model):
             model.eval()
             with torch.enable_grad():
-                model(*args, **kwargs).sum().backward()
-            scores = [grad * local(p) for grad, p in zip(collect(mine), mine)]
+                outputs = [x.sum() for x in tree_leaves(model(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
+                torch.stack(outputs).sum().backward()
+            scores = [grad * local(p).detach() for grad, p in zip(collect(mine), mine)]
         if not all(s.isfinite().all() for s in scores):
             raise FloatingPointError("the all-ones pass overflows in this model's number type: keep its parameters in float64")
         return scores
@@ -87,7 +94,7 @@ class Probe:
         seen: list[Inputs] = []
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen.append(([one(x) for x in args], {name: one(x) for name, x in kwargs.items()}))
+            seen.append(tree_map(one, (list(args), kwargs)))
             raise Seen
 
         with undisturbed(self.model):
@@ -98,9 +105,12 @@ class Probe:
                     loss(bare(self.model), batch)
             finally:
                 hook.remove()
+        if not seen:
+            raise ValueError(PAST_THE_MODEL)
         return seen[0]
 
 
+PAST_THE_MODEL = "`loss` did not call the model it was given; expected model(...), not its parts or model.forward(...)"
 Inputs = tuple[list[Any], dict[str, Any]]
 
 
@@ -112,7 +122,8 @@ def one(x: Any) -> Any:
     """One image of ones; tokens and other whole numbers stay what they are."""
     if not isinstance(x, Tensor):
         return x
-    return torch.ones_like(x[:1]) if x.is_floating_point() else x[:1]
+    first = x[:1] if x.ndim else x
+    return torch.ones_like(first) if x.is_floating_point() else first
 
 
 def doubled(x: Any) -> Any:
@@ -142,8 +153,9 @@ def average_over_ranks(tensors: list[Tensor], model: nn.Module) -> list[Tensor]:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Put gradients, buffers, modes and random numbers back at the end."""
     grads = {p: p.grad for p in model.parameters()}
-    buffers = {b: b.clone() for b in model.buffers()}
+    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     modes = {module: module.training for module in model.modules()}
+    python, numpy = random.getstate(), np.random.get_state()  # data is often augmented with these
     for p in grads:
         p.grad = None
     try:
@@ -154,9 +166,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             p.grad = grad
         for module, mode in modes.items():
             module.training = mode
+        random.setstate(python)
+        np.random.set_state(numpy)
         with torch.no_grad():
-            for buffer, saved in buffers.items():
-                buffer.copy_(saved)
+            for module, name, buffer, saved in buffers:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, saved):
+                    buffer.copy_(saved)
 
 
 @contextmanager
@@ -174,8 +190,16 @@ def absolute(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def softened(model: nn.Module, temperature: float) -> Iterator[None]:
     """Outputs divided by a temperature for a while."""
-    hook = model.register_forward_hook(lambda module, args, output: output / temperature)
+    called = []
+
+    def divide(module: nn.Module, args: Any, output: Any) -> Any:
+        called.append(True)
+        return tree_map(lambda x: x / temperature if isinstance(x, Tensor) and x.is_floating_point() else x, output)
+
+    hook = model.register_forward_hook(divide)
     try:
         yield
+        if not called:
+            raise ValueError(PAST_THE_MODEL)
     finally:
         hook.remove()

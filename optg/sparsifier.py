@@ -124,24 +124,31 @@ class Sparsifier:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with torch.no_grad():
             self.weights.settle(frozen=self.method.freezes_dormant)
-            self._tick()
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                self.weights.show_effective()  # the rest of a step is the host's: `advance`, after each replay
+            else:
+                self._tick()
             self._open = False
 
     def _tick(self) -> None:
         """The host's part of a step: time moves, and perhaps the mask. The parameters hold latent weights, then effective."""
-        self.clock.step += 1
+        self._count()
         if self.clock.step <= self.clock.total:
-            self.method.set_time(self.clock)
             self.method.after_update(self.weights, self.clock)
-        elif not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"optimizer step {self.clock.step}, but {self._announced()}: the mask stays as it is from here on",
-                stacklevel=5,
-            )
         if self.clock.at_epoch_start or self.clock.step == self.clock.total:
             self._warn_of_collapse()
         self.weights.show_effective()
+
+    def _count(self) -> None:
+        """One more step, of those that were announced or not."""
+        self.clock.step += 1
+        self.method.set_time(self.clock)
+        if self.clock.step > self.clock.total and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"optimizer step {self.clock.step}, but {self._announced()}: the mask stays as it is from here on",
+                stacklevel=6,
+            )
 
     def _warn_of_collapse(self) -> None:
         """Once for each layer that has lost every weight: nothing passes through it any more."""
@@ -167,17 +174,27 @@ class Sparsifier:
             group, device = key
             lr = self.optimizer.param_groups[group]["lr"]
             if not isinstance(lr, Tensor):
-                lr = self._lr.setdefault(key, torch.zeros((), dtype=weights.state_dtype, device=device)).fill_(lr)
+                if key not in self._lr:
+                    self._lr[key] = torch.zeros((), dtype=weights.state_dtype, device=device)
+                lr = self._lr[key].fill_(lr)
             lr = lr.reshape(()).to(device)
             rates[key] = lr if weights.skipped is None else lr.masked_fill(weights.skipped.to(device), 0.0)
         return [rates[key] for key in zip(weights.groups, weights.devices)]
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Count a step that the optimizer was not asked to take, such as one that a GradScaler skipped."""
+        """Count a step that the hooks have not seen: one replayed from a CUDA graph, or one that a GradScaler skipped."""
         self._close()
-        self.weights.show_latent()
-        self._tick()
+        if self.method.due(Clock(self.clock.epochs, self.clock.steps_per_epoch, self.clock.step + 1)):
+            self.weights.show_latent()
+            self._tick()
+        else:
+            self._count()
+
+    @property
+    def capturable(self) -> bool:
+        """May the next step be captured in a CUDA graph or replayed from one? Else take it eagerly."""
+        return self.method.capturable(self.clock)
 
     @torch.no_grad()
     def reload(self) -> None:

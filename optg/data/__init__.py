@@ -1,1 +1,65 @@
-"""Plain datasets: each is a module with a `load` that returns tensors."""
+"""The datasets, by the name a user gives. This dict is the only registry: adding a dataset is one file and one line here.
+
+A dataset is a function of a `Request` that returns `Data`; one that fits into memory only has to read its tensors. Beside
+those of the registry, `load` takes
+
+    synthetic:SHAPE:CLASSES:IMAGES  random images, such as synthetic:3x224x224:1000:1024
+    package.module:function         one's own, called with `folder=...`
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from optg.data import cifar, digits, imagenet, own, synthetic
+from optg.data.base import Data, Request
+from optg.naming import nearest
+
+DATASETS: dict[str, Callable[[Request], Data]] = {
+    "digits": digits.serve,
+    "cifar10": cifar.serve,
+    "cifar100": cifar.serve,
+    "imagenet": imagenet.serve,
+    "synthetic": synthetic.serve,
+}
+
+ELSEWHERE = ("synthetic:SHAPE:CLASSES:IMAGES", "package.module:function")
+
+__all__ = ["DATASETS", "ELSEWHERE", "Data", "load"]
+
+
+def load(
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    batch_size: int,
+    device: torch.device | str,
+    seed: int,
+    rank: int = 0,
+    world: int = 1,
+    workers: int | None = None,
+    augment: bool = True,
+    size: int | None = None,
+) -> Data:
+    """The dataset of that name, in batches of `batch_size` over all ranks.
+
+    Args:
+        folder: where its files are; ./data if not given.
+        seed: of the order and the augmentation.
+        rank, world: this process among those that share each batch.
+        workers: processes that decode images (imagenet); by default one for each core, at most 8.
+        augment: whether training sees random crops and flips, where the dataset has them.
+        size: height and width of the images (imagenet); 224 if not given.
+    """
+    where, device = Path(folder or "data").expanduser(), torch.device(device)
+    request = Request(
+        name=name, folder=where, batch_size=batch_size, device=device, seed=seed, rank=rank, world=world, workers=workers,
+        augment=augment, size=size,
+    )  # fmt: skip
+    source, colon, _ = name.partition(":")
+    if name in DATASETS or source == "synthetic":
+        return DATASETS[source](request)
+    if not colon:
+        raise ValueError(f"unknown dataset {name!r}; {nearest(name, [*DATASETS, *ELSEWHERE])}")
+    return own.serve(request)

@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from optg.data.base import Data, Request
+from optg.data.memory import InMemory, Tensors
+
 TRAIN_SIZE = 1437
 MEAN, STD = 4.8863, 6.0138  # of the training images' pixels, which are 0 to 16
 
@@ -19,9 +22,19 @@ Split = tuple[Tensor, Tensor]  # images [N, 1, 8, 8] of about zero mean and unit
 
 def load() -> tuple[Split, Split]:
     """The images and labels for training, and those for testing."""
+    (train_images, train_labels), (test_images, test_labels) = read()
+    return ((train_images - MEAN) / STD, train_labels), ((test_images - MEAN) / STD, test_labels)
+
+
+def read() -> tuple[Split, Split]:
+    """The same with the pixels as they are: uint8, 0 to 16."""
     with files("optg.data").joinpath("digits.csv.gz").open("rb") as file, gzip.open(file, "rt") as lines:
-        table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
+        table = torch.from_numpy(np.loadtxt(lines, delimiter=",", dtype=np.uint8))
     table = table[np.random.RandomState(0).permutation(len(table))]
-    images = (torch.from_numpy(table[:, :64]).reshape(-1, 1, 8, 8) - MEAN) / STD
-    labels = torch.from_numpy(table[:, 64]).long()
+    images, labels = table[:, :64].reshape(-1, 1, 8, 8), table[:, 64].long()
     return (images[:TRAIN_SIZE], labels[:TRAIN_SIZE]), (images[TRAIN_SIZE:], labels[TRAIN_SIZE:])
+
+
+def serve(request: Request) -> Data:
+    """The digits for a training loop."""
+    return InMemory(request, Tensors(*read(), classes=10, mean=[MEAN], std=[STD]))

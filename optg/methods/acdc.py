@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from optg.clock import Clock
 from optg.methods.base import Method
+from optg.probe import Probe
 from optg.weights import SparseWeights
 
 
@@ -22,11 +23,17 @@ class ACDC(Method):
     final: float = 0.15  # of training, sparse
 
     def sparse(self, clock: Clock) -> bool:
-        """Is the next step one of a sparse phase?"""
-        if clock.step >= (1 - self.final) * clock.total:
+        """Is the next step one of a sparse phase? A dense one comes before the last, if need be a longer one."""
+        last = (1 - self.final) * clock.total
+        if clock.step >= last:
             return True
-        phases = (clock.step - self.start * clock.total) / max(1.0, self.phase * clock.total)
-        return phases >= 0 and math.floor(phases) % 2 == 0
+        length, first = max(1.0, self.phase * clock.total), self.start * clock.total
+        phases = math.floor((clock.step - first) / length)
+        return phases >= 0 and phases % 2 == 0 and first + (phases + 2) * length <= last
+
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        if self.sparse(clock):
+            self.cut(weights, weights.target)
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         before = Clock(clock.epochs, clock.steps_per_epoch, clock.step - 1)

@@ -14,6 +14,8 @@
 A method is a dataclass: its fields are its options.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +68,14 @@ class Method:
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         """After the optimizer's step; the parameters hold latent weights, and the clock has moved on."""
 
+    def due(self, clock: Clock) -> bool:
+        """May `after_update` have something to do at this time?"""
+        return type(self).after_update is not Method.after_update
+
+    def capturable(self, clock: Clock) -> bool:
+        """Is `after_backward` of the next step work for the device alone, so that a CUDA graph can replay it?"""
+        return True
+
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         """What forward sees of a layer's kept weights; the mask comes after."""
         return latent
@@ -86,9 +96,22 @@ class Method:
         """What is ranked: by default the magnitude of the weights."""
         return [value.abs() for value in weights.values]
 
+    def ranked(self, weights: SparseWeights) -> list[Tensor]:
+        """The scores; where removed weights do not come back, theirs are below all others."""
+        scores = self.scores(weights)
+        return scores if self.revives else [s.where(mask, -math.inf) for s, mask in zip(scores, weights.masks)]
+
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         """Set the mask to a sparsity, by this method's own scores."""
-        weights.cut(self.scores(weights), sparsity)
+        weights.cut(self.ranked(weights), sparsity)
+
+
+LAYER_BUDGETS = ["global", "magnitude", *BUDGETS]
+
+
+def refuse_unknown(what: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r}; {nearest(value, known)}")
 
 
 @dataclass
@@ -108,9 +131,8 @@ class Gradual(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field, known in (("schedule", SCHEDULES), ("budget", ["global", "magnitude", *BUDGETS])):
-            if (value := getattr(self, field)) not in known:
-                raise ValueError(f"unknown {field} {value!r}; {nearest(value, known)}")
+        refuse_unknown("schedule", self.schedule, SCHEDULES)
+        refuse_unknown("budget", self.budget, LAYER_BUDGETS)
         if not 0 <= self.start <= self.end <= 1:
             raise ValueError(f"start is {self.start} and end {self.end}; expected 0 ≤ start ≤ end ≤ 1")
         if not 0 <= self.initial < 1:
@@ -129,7 +151,7 @@ class Gradual(Method):
             self.cut(weights, self.sparsity(weights, clock))
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
-        weights.cut(self.scores(weights), sparsity, self.budget)
+        weights.cut(self.ranked(weights), sparsity, self.budget)
 
     def period(self, clock: Clock) -> int:
         """Steps between two cuts."""

@@ -36,7 +36,7 @@ class Feather(Gradual):
         return self.share
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
-        thresholds = weights.cut(self.scores(weights), sparsity, self.budget)
+        thresholds = weights.cut(self.ranked(weights), sparsity, self.budget)
         for t, value in zip(self.layers("thresholds"), thresholds):
             t.fill_(max(value, 0.0))
 

@@ -21,6 +21,11 @@ class GraSP(SNIP):
 
     temperature: float = 200.0  # that the outputs are divided by
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}; expected above 0")
+
     def saliency(self, weights: SparseWeights, probe: Probe) -> list[Tensor]:
         products = probe.hessian_gradients(weights, self.batches, self.temperature)
         return [h * w for h, w in zip(products, weights.values)]  # the largest of its negative go: the smallest of this

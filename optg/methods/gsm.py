@@ -30,6 +30,9 @@ class GSM(Method):
         for layer, grad in grads.items():
             blank(active[layer], grad)
 
+    def capturable(self, clock: Clock) -> bool:
+        return False
+
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         if clock.finished:
             self.cut(weights, weights.target)

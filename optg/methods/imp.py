@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optg.clock import Clock
+from optg.clock import Clock, cycle_length
 from optg.methods.base import Method
 from optg.probe import Probe
 from optg.weights import SparseWeights, bare, local, piece_of
@@ -27,6 +27,13 @@ class IMP(Method):
 
     fraction: float = 0.2  # of the kept weights, removed after each cycle
     rewind: float = 0.0  # of a cycle: the point to go back to
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.fraction < 1:
+            raise ValueError(f"fraction is {self.fraction}; expected above 0 and below 1")
+        if not 0 <= self.rewind <= 1:
+            raise ValueError(f"rewind is {self.rewind}; expected at least 0 and at most 1")
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.model, self.target = bare(probe.model), weights.target
@@ -41,11 +48,15 @@ class IMP(Method):
     @property
     def cycles(self) -> int:
         """How many times the model is trained."""
-        return math.ceil(math.log(1 - self.target) / math.log(1 - self.fraction)) + 1 if self.target else 1
+        prunings = math.log(1 - self.target) / math.log(1 - self.fraction)
+        return math.ceil(prunings - 1e-9) + 1  # a target that so many prunings meet exactly, up to rounding, needs no more
 
     def cycle(self, clock: Clock) -> int:
-        """Steps in a cycle; the last also has what is left over."""
-        return clock.total // self.cycles
+        """Steps in a cycle, the last but shorter or longer by what does not divide evenly."""
+        return cycle_length(clock.total, self.cycles)
+
+    def capturable(self, clock: Clock) -> bool:
+        return False
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         length = self.cycle(clock)

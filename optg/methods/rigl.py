@@ -44,6 +44,9 @@ class RigL(Gradual):
                 weights.optimizer.zero_grad()  # an optimizer passes over what has no gradient
         super().after_backward(weights, clock, lr)
 
+    def capturable(self, clock: Clock) -> bool:
+        return not self.due(clock)
+
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         """Masks change in `after_backward`, where the dense gradient is at hand."""
 

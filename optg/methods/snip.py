@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from optg.clock import Clock
-from optg.methods.base import Method
+from optg.methods.base import LAYER_BUDGETS, Method, refuse_unknown
 from optg.probe import Probe
 from optg.weights import SparseWeights
 
@@ -23,6 +23,12 @@ class SNIP(Method):
 
     batches: int = 1  # to take the gradient of
     budget: str = "global"  # what each layer keeps: global (by score), uniform, erk, magnitude
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unknown("budget", self.budget, LAYER_BUDGETS)
+        if self.batches < 1:
+            raise ValueError(f"batches is {self.batches}; expected at least 1")
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         weights.cut(self.saliency(weights, probe), weights.target, self.budget)

@@ -43,7 +43,8 @@ class STR(Method):
         for layer, (s, momentum) in enumerate(zip(self.layers("s"), self.layers("momenta"))):
             decay = groups[weights.groups[layer]].get("weight_decay", 0.0) if self.decay is None else self.decay
             share = s.sigmoid()
-            momentum.mul_(self.momentum).add_(toward[layer] * share * (1 - share) + decay * s)
+            moved = self.momentum * momentum + toward[layer] * share * (1 - share) + decay * s
+            momentum.copy_(moved if weights.skipped is None else torch.where(weights.skipped, momentum, moved))
             s.sub_(lr[layer] * momentum)
         super().after_backward(weights, clock, lr)
 

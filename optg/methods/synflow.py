@@ -23,12 +23,20 @@ class SynFlow(Method):
 
     rounds: int = 100
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds < 1:
+            raise ValueError(f"rounds is {self.rounds}; expected at least 1")
+
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         inputs = probe.ones()
         before = [v.clone() for v in weights.values]
-        for r in range(1, self.rounds + 1):
-            sparsity = weights.target if r == self.rounds else 1 - (1 - weights.target) ** (r / self.rounds)
-            weights.cut(probe.synaptic_flow(weights, inputs), sparsity)
-            weights.show_effective()
-        for value, old in zip(weights.values, before):
-            value.copy_(old)
+        try:
+            for r in range(1, self.rounds + 1):
+                sparsity = weights.target if r == self.rounds else 1 - (1 - weights.target) ** (r / self.rounds)
+                flow = probe.synaptic_flow(weights, inputs)
+                weights.cut([f.where(m, -1.0) for f, m in zip(flow, weights.masks)], sparsity)  # what is cut off flows 0 too
+                weights.show_effective()
+        finally:
+            for value, old in zip(weights.values, before):
+                value.copy_(old)

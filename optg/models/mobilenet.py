@@ -1,0 +1,20 @@
+"""MobileNet-V1: Efficient Convolutional Neural Networks for Mobile Vision Applications. Howard et al., 2017 (arXiv:1704.04861).
+
+A convolution is split in two: a depthwise 3×3 that filters each channel, and a 1×1 that mixes them.
+"""
+
+from torch import nn
+
+from optg.models.layers import classifier, conv_norm_relu, kaiming
+
+BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))  # width, stride
+
+
+def mobilenet_v1(classes: int = 1000) -> nn.Sequential:
+    """MobileNet-V1 for 224×224 images: 4.23M parameters, 569M FLOPs."""
+    layers, inputs = conv_norm_relu(3, 32, stride=2), 32
+    for width, stride in BLOCKS:
+        layers += conv_norm_relu(inputs, inputs, stride=stride, groups=inputs) + conv_norm_relu(inputs, width, kernel=1)
+        inputs = width
+    # fan_in: torch's fan_out of a depthwise convolution counts all channels, though each weight reaches only one.
+    return kaiming(classifier(layers, inputs, classes), "fan_in")

@@ -1,0 +1,1 @@
+"""Training a model from a recipe: the loop, learning rates, checkpoints and the run folder."""

@@ -1,0 +1,40 @@
+"""The learning rate of every step: a plain function of the recipe and the time."""
+
+import math
+
+from optg.clock import Clock, cycle_length
+from optg.training.recipe import Recipe
+
+
+def learning_rate(recipe: Recipe, clock: Clock) -> float:
+    """Of the step that comes next."""
+    epoch = clock.step / clock.steps_per_epoch
+    if epoch < recipe.warmup:
+        return recipe.lr * (clock.step + 1) / (recipe.warmup * clock.steps_per_epoch + 1)
+    if recipe.rate_per == "epoch":
+        epoch = math.floor(epoch)
+    progress = (epoch - recipe.warmup) / (recipe.epochs - recipe.warmup)
+    if recipe.cycles > 1:
+        length = cycle_length(clock.total, recipe.cycles)  # as the lottery's
+        done = min(clock.step // length, recipe.cycles - 1)
+        progress = (clock.step - done * length) / (length if done < recipe.cycles - 1 else clock.total - done * length)
+    return recipe.lr * SHAPES[recipe.schedule](recipe, min(progress, 1.0))
+
+
+def constant(recipe: Recipe, progress: float) -> float:
+    return 1.0
+
+
+def cosine(recipe: Recipe, progress: float) -> float:
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def hold(recipe: Recipe, progress: float) -> float:
+    return cosine(recipe, max(progress - recipe.hold, 0.0) / (1 - recipe.hold))
+
+
+def multistep(recipe: Recipe, progress: float) -> float:
+    return recipe.gamma ** sum(progress >= milestone for milestone in recipe.milestones)
+
+
+SHAPES = {f.__name__: f for f in (constant, cosine, hold, multistep)}

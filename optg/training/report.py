@@ -1,0 +1,56 @@
+"""What a person sees while a run trains: a progress bar in a terminal, a line for each epoch in a log."""
+
+import time
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from optg.sparsifier import Sparsifier
+
+EVERY = 0.5  # seconds between two looks at the loss: each is a sync
+
+
+class Report:
+    """Silent but in the first process."""
+
+    def __init__(self, name: str, console: Console, silent: bool = False) -> None:
+        self.console, self.silent = console, silent
+        self.live = console.is_terminal and not silent
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+        self.bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not self.live)
+        self.task: TaskID | None = None
+        self.name, self.last, self.accuracy = name, 0.0, float("nan")
+
+    def __enter__(self) -> "Report":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def say(self, text: str) -> None:
+        if not self.silent:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def step(self, sparsifier: Sparsifier, losses: list[Tensor], batch: int) -> None:
+        if not self.live or time.monotonic() - self.last < EVERY:
+            return
+        self.last, clock = time.monotonic(), sparsifier.clock
+        if self.task is None:
+            self.task = self.bar.add_task(self.name, total=clock.total, text="")
+        loss = float(torch.stack(losses[-20:]).mean())
+        speed = (self.bar.tasks[self.task].speed or 0.0) * batch
+        text = f"epoch {clock.epoch}/{clock.epochs}  loss {loss:.3f}  accuracy {self.accuracy:.2%}  "
+        text += f"sparsity {sparsifier.sparsity:.2%}  {speed:,.0f} images/s"
+        self.bar.update(self.task, completed=clock.step, text=text)
+
+    def metrics(self, row: dict[str, Any], epochs: int) -> None:
+        self.accuracy = row["accuracy"]
+        if not self.live:
+            self.say(
+                f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
+                f"sparsity {row['sparsity']:.2%}  {row['images_per_second']:,.0f} images/s"
+            )

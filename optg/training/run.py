@@ -1,0 +1,118 @@
+"""A run from its plan to its folder: what `optg train` does, and what later commands read back."""
+
+import dataclasses
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+import optg
+from optg import models
+from optg.accounting import Account, count
+from optg.training import recipe
+from optg.training.folder import RunFolder, is_run
+from optg.training.loop import Outcome, Saving, train
+from optg.training.parallel import Parallel
+from optg.training.recipe import Plan
+from optg.training.report import Report
+from optg.training.state import whole
+from optg.weights import bare
+
+
+def name_of(plan: Plan) -> str:
+    """A folder's name from what makes the run what it is."""
+    return f"{plan.name}-{plan.method}-{plan.recipe.sparsity:g}-seed{plan.recipe.seed}"
+
+
+def run(plan: Plan, path: Path, parallel: Parallel, saving: Saving, console: Console) -> dict[str, Any]:
+    """Train, or go on training, and leave recipe, metrics, summary and model in the folder."""
+    folder = RunFolder(path)
+    if not parallel.first:
+        with Report(path.name, console, silent=True) as report:
+            return summary_of(plan, train(plan, folder, parallel, report, saving), [])
+    with folder.locked(), Report(path.name, console) as report:
+        refuse_other_plan(plan, folder)
+        folder.write("recipe.toml", recipe.dump(plan))
+        outcome = train(plan, folder, parallel, report, saving)
+        summary = summary_of(plan, outcome, folder.metrics())
+        tensors = {name: whole(t).detach().cpu().contiguous() for name, t in bare(outcome.model).state_dict().items()}
+        folder.write_tensors("model.safetensors", tensors)
+        folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        return summary
+
+
+def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
+    path = folder.path / "recipe.toml"
+    if path.exists() and path.read_text() != recipe.dump(plan):
+        before, now = (set(text.splitlines()) for text in (path.read_text(), recipe.dump(plan)))
+        changed = "; ".join(sorted(now - before) or sorted(before - now))
+        raise recipe.RecipeError(f"{folder.path} holds a run with another recipe ({changed} is new); give another --output")
+
+
+def summary_of(plan: Plan, outcome: Outcome, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """All that a table of results needs to know of a run."""
+    model = bare(outcome.model)
+    account = account_of(plan, outcome.data.classes, outcome.data.shape, model)
+    return {
+        "recipe": plan.name,
+        "settings": dataclasses.asdict(plan.recipe),
+        "classes": outcome.data.classes,
+        "shape": list(outcome.data.shape),
+        "method": plan.method,
+        "options": dataclasses.asdict(outcome.sparsifier.method),
+        "accuracy": outcome.metrics["accuracy"],
+        "sparsity": outcome.sparsifier.sparsity,
+        "parameters": account.parameters,
+        "nonzero": account.nonzero,
+        "flops": account.flops,
+        "dense_flops": account.dense_flops,
+        "seconds": sum(row["seconds"] for row in rows),
+        "hardware": hardware(),
+        "versions": {"optg": optg.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "revision": revision(),
+        "command": " ".join(["optg", *sys.argv[1:]]),
+    }
+
+
+def account_of(plan: Plan, classes: int, shape: tuple[int, ...], model: nn.Module) -> Account:
+    """Counted on a plain copy, since a model that is split over processes cannot be called by one of them."""
+    copy = models.build(plan.recipe.model, classes)
+    copy.load_state_dict({name: whole(t).detach().cpu() for name, t in model.state_dict().items()})
+    return count(copy, torch.zeros(1, *shape))
+
+
+def hardware() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def revision() -> str | None:
+    """Of the source, where it is a git checkout."""
+    here = Path(__file__).parent
+    found = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True)
+    return found.stdout.strip() or None
+
+
+def reopen(path: Path, classes: int) -> tuple[Plan, nn.Module]:
+    """The plan and the trained model of a run's folder."""
+    if not is_run(path):
+        raise recipe.RecipeError(f"{path} is not the folder of a run: it has no recipe.toml")
+    plan = recipe.load(str(path / "recipe.toml"))
+    model = models.build(plan.recipe.model, classes)
+    weights = path / "model.safetensors"
+    if not weights.exists():
+        raise recipe.RecipeError(f"{path} has no model.safetensors yet: its run has not ended; go on with it first")
+    try:
+        model.load_state_dict(load_file(weights))
+    except (SafetensorError, RuntimeError) as error:
+        raise recipe.RecipeError(f"{weights} is damaged or of another model: {str(error).splitlines()[0]}") from None
+    return plan, model

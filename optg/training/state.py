@@ -1,0 +1,79 @@
+"""All that training depends on, as named tensors and plain values: what a checkpoint holds.
+
+Tensors are whole, however the model is split over processes, so a run goes on with any number of them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from optg.sparsifier import Sparsifier
+from optg.weights import bare, like, local, piece_of
+
+
+def gather(
+    model: nn.Module, optimizer: torch.optim.Optimizer, sparsifier: Sparsifier
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Every process must call this: what is split is joined."""
+    tensors = {f"model.{name}": whole(t) for name, t in bare(model).state_dict().items()}
+    plain: dict[str, Any] = {}
+    for i, p in enumerate(owned(optimizer)):
+        for key, value in optimizer.state.get(p, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{i}.{key}"] = whole(value)
+            else:
+                plain[f"{i}.{key}"] = value
+    sparse = sparsifier.state_dict()
+    for kind, values in sparse.pop("tensors").items():
+        tensors |= {f"sparsifier.{kind}.{name}": whole(t) for name, t in values.items()}
+    tensors["random.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    return tensors, {"optimizer": plain, "sparsifier": sparse}
+
+
+def restore(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sparsifier: Sparsifier,
+    tensors: dict[str, Tensor],
+    values: dict[str, Any],
+) -> None:
+    """Put everything back as it was when it was gathered."""
+    with torch.no_grad():
+        for name, t in bare(model).state_dict().items():
+            local(t).copy_(piece_of(t, tensors[f"model.{name}"]))
+    parameters = owned(optimizer)
+    states: dict[int, dict[str, Any]] = {}
+    for name, t in tensors.items():
+        if name.startswith("optimizer."):
+            _, i, key = name.split(".", 2)
+            p = parameters[int(i)]
+            states.setdefault(int(i), {})[key] = like(p, piece_of(p, t)) if t.shape == p.shape else t
+    for name, value in values["optimizer"].items():
+        i, key = name.split(".", 1)
+        states.setdefault(int(i), {})[key] = value
+    rates = [group["lr"] for group in optimizer.param_groups]  # the tensors that a CUDA graph reads stay the same
+    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    for group, lr in zip(optimizer.param_groups, rates):
+        group["lr"] = lr
+    sparse: dict[str, dict[str, Tensor]] = {}
+    for name, t in tensors.items():
+        if name.startswith("sparsifier."):
+            _, kind, layer = name.split(".", 2)
+            sparse.setdefault(kind, {})[layer] = t
+    current = sparsifier.state_dict()["tensors"]
+    sparsifier.load_state_dict({**values["sparsifier"], "tensors": {kind: sparse.get(kind, {}) for kind in current}})
+    torch.set_rng_state(tensors["random.cpu"])
+    if torch.cuda.is_available() and "random.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random.cuda"])
+
+
+def owned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,77 @@
+"""One optimizer step: eager, or on a GPU replayed from a CUDA graph, which spares the host a thousand launches."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from optg.sparsifier import Sparsifier
+from optg.training.parallel import Parallel
+from optg.training.recipe import Recipe
+
+WARM = 8  # eager steps before the graph is captured: libraries choose their kernels, the optimizer makes its state
+
+
+class Step:
+    """Called with a batch and the learning rate; returns the loss, still on the device."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        sparsifier: Sparsifier,
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        recipe: Recipe,
+        parallel: Parallel,
+    ) -> None:
+        self.model, self.optimizer, self.sparsifier, self.criterion, self.recipe = (
+            model,
+            optimizer,
+            sparsifier,
+            criterion,
+            recipe,
+        )
+        self.graphs = recipe.graph and parallel.device.type == "cuda" and parallel.world == 1
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.taken = 0
+
+    def __call__(self, images: Tensor, labels: Tensor, rate: float) -> Tensor:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self.taken += 1
+        if self.recipe.channels_last:
+            images = images.to(memory_format=torch.channels_last)
+        if not self.graphs or self.taken <= WARM or not self.sparsifier.capturable:
+            return self.eager(images, labels)
+        if self.graph is None:
+            self.capture(images, labels)
+        assert self.graph is not None
+        self.images.copy_(images)
+        self.labels.copy_(labels)
+        self.graph.replay()
+        self.sparsifier.advance()
+        return self.loss.clone()
+
+    def eager(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=images.device)
+        for x, y in zip(images.chunk(self.recipe.accumulate), labels.chunk(self.recipe.accumulate)):
+            with torch.autocast(
+                x.device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16", cache_enabled=False
+            ):
+                loss = self.criterion(self.model(x), y) / self.recipe.accumulate
+            loss.backward()
+            total += loss.detach()
+        self.optimizer.step()
+        return total
+
+    def capture(self, images: Tensor, labels: Tensor) -> None:
+        """Record a step on fixed inputs. Nothing is executed by this; each replay is one step."""
+        self.images, self.labels = images.clone(), labels.clone()
+        self.optimizer.zero_grad()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = self.eager(self.images, self.labels)

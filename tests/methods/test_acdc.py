@@ -1,0 +1,129 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import optg
+from optg.clock import Clock
+from optg.methods import ACDC
+from tests.small import batches, convnet, step
+
+SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
+METHOD = ACDC(start=0.1, phase=0.1, final=0.3)
+TABLE = "dd ss dd ss dd ss dd ssssss".replace(" ", "")  # of 20 steps; s: sparse
+
+
+def attach(method=METHOD, sparsity=0.9, epochs=4, steps=5):
+    torch.manual_seed(0)
+    model = convnet().double()
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    return model, optimizer, optg.sparsify(model, optimizer, method, sparsity=sparsity, epochs=epochs, steps_per_epoch=steps)
+
+
+def phases(method: ACDC, steps: int) -> str:
+    clock = Clock(1, steps)
+    table = ""
+    for clock.step in range(steps):
+        table += "s" if method.sparse(clock) else "d"
+    return table
+
+
+def test_the_table_of_phases():
+    assert phases(METHOD, 20) == TABLE
+    assert phases(ACDC(start=0.3, phase=0.2, final=0.3), 10) == "dddssddsss"
+    assert phases(ACDC(), 40).startswith("dddd" + "ssdd" * 6) and phases(ACDC(), 40).endswith("ssssss")
+
+
+def test_each_step_sees_the_model_of_its_phase():
+    model, optimizer, sparsifier = attach()
+    for phase, batch in zip(TABLE, batches(20, dtype=torch.float64), strict=True):
+        zeros = sum(int((~mask).sum()) for mask in sparsifier.masks.values())
+        assert zeros == {"s": 1736, "d": 0}[phase]  # ⌈0.9 · 1928⌉
+        step(model, optimizer, batch)
+    assert sparsifier.sparsity == 1736 / 1928
+
+
+def test_equals_a_plain_loop_with_cuts_and_openings():
+    """Magnitude cut of all layers before each sparse phase; removed weights revived at 0, with a momentum of 0, after it."""
+    model, optimizer, sparsifier = attach()
+    torch.manual_seed(0)
+    plain = convnet().double()
+    plain_optimizer = torch.optim.SGD(plain.parameters(), **SGD)
+    layers = [plain.get_parameter(name) for name in sparsifier.masks]
+    masks = [torch.ones_like(p) for p in layers]
+    cuts = openings = 0
+    for t, (x, y) in enumerate(batches(20, dtype=torch.float64)):
+        if TABLE[t] == "s" and TABLE[t - 1] == "d":
+            magnitudes = torch.cat([p.detach().abs().flatten() for p in layers])
+            threshold = magnitudes.sort().values[math.ceil(0.9 * len(magnitudes)) - 1]
+            masks = [(p.detach().abs() > threshold).double() for p in layers]
+            for p, mask in zip(layers, masks):
+                p.data.mul_(mask)
+            cuts += 1
+        elif TABLE[t] == "d" and t > 0 and TABLE[t - 1] == "s":
+            for p, mask in zip(layers, masks):
+                plain_optimizer.state[p]["momentum_buffer"].mul_(mask)
+            masks = [torch.ones_like(p) for p in layers]
+            openings += 1
+        for (name, ours), p, mask in zip(sparsifier.masks.items(), layers, masks):
+            assert torch.equal(ours, mask.bool())  # within a sparse phase: still that of its cut
+            assert torch.allclose(model.get_parameter(name), p, rtol=0, atol=1e-12)
+        step(model, optimizer, (x, y))
+        plain_optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        for p, mask in zip(layers, masks):
+            p.grad.mul_(mask)
+        plain_optimizer.step()
+        for p, mask in zip(layers, masks):
+            p.data.mul_(mask)
+    for a, b in zip(model.parameters(), plain.parameters()):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+    assert (cuts, openings) == (4, 3)
+
+
+def test_revived_weights_start_at_0_with_a_clean_momentum_and_kept_ones_go_on():
+    model, optimizer, sparsifier = attach()
+    for batch in batches(3, dtype=torch.float64):
+        step(model, optimizer, batch)
+    masks = {name: mask.clone() for name, mask in sparsifier.masks.items()}
+    step(model, optimizer, batches(1, seed=1, dtype=torch.float64)[0])
+    for name, before in masks.items():
+        p = model.get_parameter(name)
+        momentum = optimizer.state[p]["momentum_buffer"]
+        assert sparsifier.masks[name].all() and not before.all()
+        assert not p[~before].any() and not momentum[~before].any()
+        assert p[before].all() and momentum[before].all()
+
+
+def test_a_mask_is_fixed_within_its_phase():
+    model = nn.Linear(4, 1, bias=False)
+    model.weight.data.copy_(torch.tensor([[1.0, 4.0, 3.0, 2.0]]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sparsifier = optg.sparsify(model, optimizer, METHOD, sparsity=0.5, epochs=1, steps_per_epoch=20)
+    for phase in "dds":
+        assert sparsifier.masks["weight"].tolist() == [[True] * 4 if phase == "d" else [False, True, True, False]]
+        model.weight.data.mul_(phase == "d")  # in the sparse phase kept weights of 0, which another cut would take by index
+        model.weight.grad = torch.zeros(1, 4)
+        optimizer.step()
+    assert sparsifier.masks["weight"].tolist() == [[False, True, True, False]]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="products of shares and steps are compared as floats: at 180 steps a sparse phase is lost"
+)
+def test_the_table_of_phases_stretches():
+    for times in range(1, 20):
+        assert phases(METHOD, 20 * times) == "".join(phase * times for phase in TABLE)
+
+
+def test_no_dense_start():
+    method = ACDC(start=0.0, phase=0.2, final=0.2)
+    assert phases(method, 10) == "ssddssddss"
+    _, _, sparsifier = attach(method, sparsity=0.5, epochs=2)
+    assert sparsifier.sparsity == 0.5
+
+
+def test_the_published_run_of_100_epochs():
+    """Peste et al. prune at epochs 10, 20 … 70 and 85 and set free at 15, 25 … 75."""
+    assert phases(ACDC(), 100) == "d" * 10 + ("s" * 5 + "d" * 5) * 7 + "d" * 5 + "s" * 15

@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+import optg
+from optg.methods import RigL
+from tests.small import batches, convnet, step
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-2),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=1e-2),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=1e-2),
+}
+TOTAL, EXCHANGES = 20, (4, 8, 12)  # every 4 steps until 0.75 of training, in the step after so many
+
+
+def run(optimizer: str, hold: bool):
+    """Of each step of a run: masks, parameters and optimizer states before and after it."""
+    torch.manual_seed(0)
+    model = convnet()
+    opt = OPTIMIZERS[optimizer](model.parameters())
+    sparsifier = optg.sparsify(model, opt, RigL(every=4, hold=hold), sparsity=0.8, epochs=4, steps_per_epoch=5)
+
+    def snapshot():
+        states = {n: {k: v.clone() for k, v in opt.state.get(p, {}).items()} for n, p in model.named_parameters()}
+        masks = {n: m.clone() for n, m in sparsifier.masks.items()}
+        return masks, {n: p.detach().clone() for n, p in model.named_parameters()}, states
+
+    for batch in batches(TOTAL):
+        before = snapshot()
+        step(model, opt, batch)
+        yield before, snapshot()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_nothing_moves_in_the_step_of_an_exchange_and_everything_does_in_others(optimizer):
+    grown = 0
+    for taken, ((masks, values, states), (new_masks, new_values, new_states)) in enumerate(run(optimizer, hold=True)):
+        for name, value in values.items():
+            new, state = new_values[name], new_states[name]
+            if taken not in EXCHANGES:
+                assert not torch.equal(value, new), (taken, name)
+                continue
+            mask, new_mask = (m.get(name, torch.ones_like(value, dtype=torch.bool)) for m in (masks, new_masks))
+            assert torch.equal(new, value.where(new_mask, 0.0)), (taken, name)  # what stays is as it was, what goes is 0 …
+            assert not new[new_mask & ~mask].any()  # … and what comes, too
+            grown += int((new_mask & ~mask).sum())
+            for key, old in states[name].items():  # momentum, moments and Adam's count of steps
+                kept = ~(new_mask & ~mask) if old.shape == value.shape else torch.ones_like(old, dtype=torch.bool)
+                assert torch.equal(state[key], old.where(kept, 0.0)), (taken, name, key)
+    assert grown > 20
+
+
+def test_exchanges_fall_where_the_table_says():
+    changed = [
+        taken
+        for taken, ((masks, *_), (new_masks, *_)) in enumerate(run("sgd", hold=True))
+        if any(not torch.equal(masks[n], new_masks[n]) for n in masks)
+    ]
+    assert tuple(changed) == EXCHANGES
+
+
+def test_without_hold_weights_move_in_the_step_of_an_exchange():
+    for taken, ((masks, values, _), (new_masks, new_values, _)) in enumerate(run("sgd", hold=False)):
+        if taken in EXCHANGES:
+            for name in values:
+                stayed = masks[name] & new_masks[name] if name in masks else ...
+                assert not torch.equal(values[name][stayed], new_values[name][stayed])

@@ -1,0 +1,96 @@
+import dataclasses
+
+import pytest
+
+from optg.methods import METHODS
+from optg.training import recipe
+from optg.training.recipe import Plan, Recipe, RecipeError, build_method
+
+
+def test_the_papers_settings_and_the_authors_codes():
+    paper, authors = recipe.load("vgg19-cifar10").recipe, recipe.load("vgg19-cifar10:authors").recipe
+    assert (paper.epochs, paper.lr, paper.weight_decay, paper.batch_size, paper.warmup) == (160, 0.1, 1e-3, 128, 0.0)
+    assert (authors.epochs, authors.lr, authors.weight_decay, authors.batch_size, authors.warmup) == (160, 0.1, 5e-4, 256, 5.0)
+    assert build_method(recipe.load("vgg19-cifar10:authors")).alpha == 1.0
+    assert build_method(recipe.load("vgg19-cifar10")).alpha is None
+    imagenet = recipe.load("resnet50-imagenet").recipe
+    assert (imagenet.epochs, imagenet.weight_decay, imagenet.label_smoothing) == (100, 5e-4, 0.0)
+    mobilenet = recipe.load("mobilenet_v1-imagenet").recipe
+    assert (mobilenet.epochs, mobilenet.weight_decay) == (180, 4e-5)
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_every_recipe_survives_being_written_and_read(name):
+    plan = recipe.load(name)
+    again = recipe.read(recipe.dump(plan), "copy", plan.name)
+    assert again == plan
+    for method in plan.methods:
+        build_method(dataclasses.replace(plan, method=method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_options_that_are_none_survive_too(method):
+    options = {f.name: None for f in dataclasses.fields(METHODS[method]) if f.name in ("every", "alpha", "theta", "decay")}
+    if method == "supermask":
+        options.pop("decay")  # always a number there
+    plan = Plan(Recipe(), method, {method: options})
+    assert build_method(recipe.read(recipe.dump(plan), "copy", "recipe")) == METHODS[method](**options)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("lr = 0.1 0.2", "is not TOML"),
+        ("learning_rate = 0.1", "unknown setting 'learning_rate'"),
+        ("epoch = 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
+        ('lr = "fast"', "lr is 'fast'; expected float"),
+        ("epochs = 2.5", "epochs is 2.5; expected int"),
+        ("nesterov = 1", "nesterov is 1; expected bool"),
+        ('schedule = "cosin"', "schedule is 'cosin'; expected one of cosine, multistep, hold, constant"),
+        ("milestones = 0.5", "milestones is 0.5; expected a list of numbers"),
+        ("milestones = [0.5, 1.5]", "milestones is (0.5, 1.5); expected shares of training"),
+        ("sparsity = 95", "sparsity is 95.0; expected at least 0 and below 1"),
+        ("sparsity = -0.1", "sparsity is -0.1"),
+        ("epochs = 0", "epochs is 0; expected at least 1"),
+        ("batch_size = 0", "batch_size is 0"),
+        ("lr = 0", "lr is 0.0; expected above 0"),
+        ("lr = inf", "lr is inf"),
+        ("momentum = 1", "momentum is 1.0; expected at least 0 and below 1"),
+        ("weight_decay = -1e-3", "weight_decay is -0.001"),
+        ("warmup = 30", "warmup is 30.0; expected at least 0 and below epochs"),
+        ("cycles = 0", "cycles is 0"),
+        ("hold = 1.0", "hold is 1.0"),
+        ("label_smoothing = 1.0", "label_smoothing is 1.0"),
+        ("accumulate = 3", "accumulate is 3; expected a divisor of batch_size, 64"),
+        ("nesterov = true\nmomentum = 0.0", "nesterov is True; expected false where momentum is 0"),
+        ("folder = 3", "folder is 3; expected str or none"),
+        ("methods = 3", "methods holds a table of options for each method"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_with_what_and_where(text, message):
+    with pytest.raises(RecipeError) as caught:
+        recipe.read(text, "my.toml", "my")
+    assert message in str(caught.value) and "my.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "method, options, message",
+    [
+        ("rigle", {}, "unknown method 'rigle'; did you mean 'rigl'?"),
+        ("rigl", {"fractoin": 0.3}, "rigl has no option 'fractoin'; did you mean 'fraction'?"),
+        ("rigl", {"fraction": "much"}, "rigl.fraction is 'much'; expected float"),
+        ("rigl", {"every": 0.5}, "rigl.every is 0.5; expected int or none"),
+        ("optg", {"score_lr": "wait"}, "optg.score_lr is 'wait'; expected 'sparsity', 'weight' or float"),
+    ],
+)
+def test_wrong_method_options_are_refused(method, options, message):
+    with pytest.raises(RecipeError) as caught:
+        build_method(Plan(Recipe(), method, {method: options}))
+    assert message in str(caught.value)
+
+
+def test_unknown_names_and_files():
+    with pytest.raises(RecipeError, match="unknown recipe 'vgg19-cifar1'; did you mean 'vgg19-cifar10'"):
+        recipe.load("vgg19-cifar1")
+    with pytest.raises(RecipeError, match="there is no recipe file"):
+        recipe.load("nowhere/recipe.toml")
