@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ def train(args: list[str]) -> None:
         resume: bool = True  # go on from the folder's newest checkpoint; else such a folder is refused
         parallel: Literal["none", "ddp", "fsdp"] = "none"  # over the processes that torchrun started
         device: str = "auto"  # cuda, cpu; auto: a GPU if there is one
-        minutes: float = 10.0  # between two checkpoints; one is also made after each epoch
+        minutes: float = 10.0  # between two checkpoints; after an epoch one is made if a tenth of that has passed
         keep: int = 2  # checkpoints
 
     options = tyro.cli(Train, args=rest, default=Train(plan.recipe, chosen), prog="optg train", description=train.__doc__)
@@ -163,6 +164,7 @@ def take(args: list[str], *flags: str) -> tuple[dict[str, str | None], list[str]
 
 def main() -> None:
     args = sys.argv[1:]
+    sys.path.insert(0, os.getcwd())  # where a model or dataset of one's own may be
     try:
         if args[:1] == ["train"]:
             train(args[1:])

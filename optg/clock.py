@@ -47,6 +47,6 @@ class Clock:
 
 
 def cycle_length(total: int, cycles: int) -> int:
-    """Steps of each of so many cycles but the last: it has what is left, fewer steps if that leaves it any, else more."""
+    """Steps of each of so many cycles but the last: it has what is left, fewer steps if those are at least half, else more."""
     longer = -(-total // cycles)
-    return longer if (cycles - 1) * longer < total else total // cycles
+    return longer if 2 * (total - (cycles - 1) * longer) >= longer else total // cycles

@@ -83,6 +83,8 @@ class Probe:
             model.eval()
             with torch.enable_grad():
                 outputs = [x.sum() for x in tree_leaves(model(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
+                if not outputs:
+                    raise ValueError(PAST_THE_MODEL)
                 torch.stack(outputs).sum().backward()
             scores = [grad * local(p).detach() for grad, p in zip(collect(mine), mine)]
         if not all(s.isfinite().all() for s in scores):
@@ -110,7 +112,10 @@ class Probe:
         return seen[0]
 
 
-PAST_THE_MODEL = "`loss` did not call the model it was given; expected model(...), not its parts or model.forward(...)"
+PAST_THE_MODEL = (
+    "`loss` did not call the model it was given, or got no tensor from it; expected model(...), not its parts or "
+    "model.forward(...), and a tensor, tuple, list or dict of tensors"
+)
 Inputs = tuple[list[Any], dict[str, Any]]
 
 
@@ -159,7 +164,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     for p in grads:
         p.grad = None
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(sorted({p.device.index for p in model.parameters() if p.is_cuda})):
             yield
     finally:
         for p, grad in grads.items():
@@ -192,9 +197,14 @@ def softened(model: nn.Module, temperature: float) -> Iterator[None]:
     """Outputs divided by a temperature for a while."""
     called = []
 
-    def divide(module: nn.Module, args: Any, output: Any) -> Any:
+    def soft(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
         called.append(True)
-        return tree_map(lambda x: x / temperature if isinstance(x, Tensor) and x.is_floating_point() else x, output)
+        return x / temperature
+
+    def divide(module: nn.Module, args: Any, output: Any) -> Any:
+        return tree_map(soft, output)
 
     hook = model.register_forward_hook(divide)
     try:

@@ -4,7 +4,6 @@ After a dense start, sparse and dense phases take turns: each sparse one begins 
 dense one sets all weights free again, removed ones at 0. The last phase is sparse.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,11 +23,11 @@ class ACDC(Method):
 
     def sparse(self, clock: Clock) -> bool:
         """Is the next step one of a sparse phase? A dense one comes before the last, if need be a longer one."""
-        last = (1 - self.final) * clock.total
+        last = round((1 - self.final) * clock.total)
         if clock.step >= last:
             return True
-        length, first = max(1.0, self.phase * clock.total), self.start * clock.total
-        phases = math.floor((clock.step - first) / length)
+        length, first = max(1, round(self.phase * clock.total)), round(self.start * clock.total)
+        phases = (clock.step - first) // length
         return phases >= 0 and phases % 2 == 0 and first + (phases + 2) * length <= last
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:

@@ -3,8 +3,8 @@ rewinding of arXiv:1912.05671.
 
 Train, remove a share of the weights that are left, those of least magnitude, go back to the weights and optimizer state of
 the beginning, and train again, until the target is reached: the announced epochs hold all cycles, in equal parts. The
-learning rate should start anew with each: `CosineAnnealingWarmRestarts(optimizer, T_0=sparsifier.method.cycle(clock))`,
-stepped with every optimizer step.
+learning rate should start anew with each, at its peak, also where `rewind` goes back to a later point:
+`CosineAnnealingWarmRestarts(optimizer, T_0=sparsifier.method.cycle(clock))`, stepped with every optimizer step.
 """
 
 import math
@@ -37,7 +37,7 @@ class IMP(Method):
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.model, self.target = bare(probe.model), weights.target
-        if self.cycle(clock) < 2:
+        if clock.total < 2 * self.cycles:
             raise ValueError(
                 f"{self.cycles} cycles of training do not fit into {clock.total} steps; expected at least 2 steps each: train "
                 "longer, or remove a larger `fraction` after each cycle"
@@ -70,7 +70,7 @@ class IMP(Method):
     def remember(self, weights: SparseWeights, clock: Clock) -> None:
         if clock.step != round(self.rewind * self.cycle(clock)):
             return
-        self.state["model"] = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+        self.state["model"] = {name: t.detach().clone() for name, t in by_bare_name(self.model).items()}
         self.state["optimizer"] = {
             f"{i} {key}": value.clone()
             for i, states in enumerate(weights.optimizer.state.get(p, {}) for p in owned(weights))
@@ -79,14 +79,18 @@ class IMP(Method):
         }
 
     def go_back(self, weights: SparseWeights) -> None:
-        for name, tensor in self.model.state_dict().items():
+        for name, tensor in by_bare_name(self.model).items():
             local(tensor).copy_(piece_of(tensor, self.tensors("model")[name]))
-        for i, p in enumerate(owned(weights)):
-            weights.optimizer.state[p] = {
-                key.split(" ")[1]: value.clone()
-                for key, value in self.tensors("optimizer").items()
-                if key.split(" ")[0] == str(i)
-            }
+        for p in owned(weights):
+            weights.optimizer.state.pop(p, None)
+        for key, value in self.tensors("optimizer").items():
+            i, name = key.split(" ")
+            p = owned(weights)[int(i)]
+            weights.optimizer.state[p][name] = value.to(p.device, copy=True) if value.ndim else value.clone()
+
+
+def by_bare_name(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()}
 
 
 def owned(weights: SparseWeights) -> list[torch.nn.Parameter]:

@@ -23,4 +23,4 @@ class SET(RigL):
     fraction: float = 0.5
 
     def grow_scores(self, weights: SparseWeights, clock: Clock) -> dict[int, Tensor]:
-        return dict(enumerate(weights.random(self.seed + clock.step)))
+        return dict(enumerate(weights.random(self.seed * 1_000_003 + clock.step)))

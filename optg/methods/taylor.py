@@ -29,12 +29,13 @@ class Taylor(Gradual):
     def scores(self, weights: SparseWeights) -> list[Tensor]:
         return self.layers("scores")
 
+    def capturable(self, clock: Clock) -> bool:
+        return not self.due(clock)
+
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         scores, values = self.layers("scores"), weights.values
+        if self.due(clock):  # the last update made a cut: a new sum begins
+            torch._foreach_zero_(scores)
         for layer, grad in weights.grads.items():
             scores[layer].add_((grad * values[layer]).square_())
         super().after_backward(weights, clock, lr)
-
-    def cut(self, weights: SparseWeights, sparsity: float) -> None:
-        super().cut(weights, sparsity)
-        torch._foreach_zero_(self.layers("scores"))

@@ -29,7 +29,7 @@ class Diverged(Exception):
 
 @dataclass
 class Saving:
-    minutes: float = 10.0  # between two checkpoints; one is also made after each epoch
+    minutes: float = 10.0  # between two checkpoints; after an epoch one is made if a tenth of that has passed
     keep: int = 2  # how many of the last to keep
 
 
@@ -47,6 +47,7 @@ def train(plan: Plan, folder: RunFolder, parallel: Parallel, report: Report, sav
     """Train a plan to its end, going on from the folder's newest checkpoint."""
     recipe = plan.recipe
     torch.manual_seed(recipe.seed)
+    torch.backends.cudnn.benchmark = True  # shapes are fixed: the fastest kernels are worth looking for
     data = datasets.load(
         recipe.data, recipe.folder, batch_size=recipe.batch_size, device=parallel.device, seed=recipe.seed, rank=parallel.rank,
         world=parallel.world,
@@ -98,7 +99,8 @@ def train(plan: Plan, folder: RunFolder, parallel: Parallel, report: Report, sav
             if parallel.first:
                 folder.log(metrics)
             report.metrics(metrics, recipe.epochs)
-            save()
+            if clock.finished or parallel.any(time.monotonic() - saved > 6 * saving.minutes):
+                save()
     sparsifier.finish()
     return Outcome(metrics, model, sparsifier, data)
 

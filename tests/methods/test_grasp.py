@@ -175,7 +175,6 @@ def test_outputs_may_be_more_than_a_tensor(pack):
     assert torch.equal(saliency(Packed(*plain), GraSP(), batches, unpacked), saliency(plain, GraSP(), batches))
 
 
-@pytest.mark.xfail(strict=True, reason="an output that torch's pytree does not know is left as it is, with no word")
 def test_an_output_that_cannot_be_softened_is_refused():
     @dataclass
     class Answer:
