@@ -154,8 +154,8 @@ def take(args: list[str], *flags: str) -> tuple[dict[str, str | None], list[str]
     for arg in waiting:
         flag, equals, value = arg.partition("=")
         if flag in flags:
-            found[flag] = value if equals else next(waiting, None)
-            if not found[flag]:
+            found[flag] = value if equals else next(waiting, "")
+            if not found[flag] or found[flag].startswith("--"):  # type: ignore[union-attr]
                 raise RecipeError(f"{flag} needs a value")
         else:
             rest.append(arg)

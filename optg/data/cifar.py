@@ -197,6 +197,7 @@ def download(cifar: Cifar, folder: Path) -> Path:
     place = folder / cifar.binary.folder
     names = [*cifar.binary.train, *cifar.binary.test]
     print(f"Downloading {cifar.archive} to {folder} ...", file=sys.stderr)
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
@@ -209,6 +210,8 @@ def download(cifar: Cifar, folder: Path) -> Path:
                 if not place.is_dir():  # where it is, another rank was faster
                     raise
     except (OSError, HTTPException, tarfile.TarError, ValueError) as error:
+        if new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
         raise FileNotFoundError(
             f"there is no {cifar.title} in {folder}, and it could not be downloaded ({error}). Put {', '.join(names)} into "
             f"{place}, from {cifar.archive}, or the files of the python version into {folder / cifar.python.folder}"

@@ -30,18 +30,14 @@ class IMP(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.fraction < 1:
-            raise ValueError(f"fraction is {self.fraction}; expected above 0 and below 1")
-        if not 0 <= self.rewind <= 1:
-            raise ValueError(f"rewind is {self.rewind}; expected at least 0 and at most 1")
+        if not 0 < self.fraction < 1 or not 0 <= self.rewind <= 1:
+            raise ValueError(f"fraction is {self.fraction}, expected above 0 and below 1; rewind {self.rewind}, from 0 to 1")
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.model, self.target = bare(probe.model), weights.target
         if clock.total < 2 * self.cycles:
-            raise ValueError(
-                f"{self.cycles} cycles of training do not fit into {clock.total} steps; expected at least 2 steps each: train "
-                "longer, or remove a larger `fraction` after each cycle"
-            )
+            fit = f"{self.cycles} cycles of training do not fit into {clock.total} steps; expected at least 2 steps each"
+            raise ValueError(f"{fit}: train longer, or remove a larger `fraction` after each cycle")
         self.state = {"model": {}, "optimizer": {}}
         self.remember(weights, clock)
 
@@ -71,12 +67,9 @@ class IMP(Method):
         if clock.step != round(self.rewind * self.cycle(clock)):
             return
         self.state["model"] = {name: t.detach().clone() for name, t in by_bare_name(self.model).items()}
-        self.state["optimizer"] = {
-            f"{i} {key}": value.clone()
-            for i, states in enumerate(weights.optimizer.state.get(p, {}) for p in owned(weights))
-            for key, value in states.items()
-            if isinstance(value, Tensor)
-        }
+        states = enumerate(weights.optimizer.state.get(p, {}) for p in owned(weights))
+        tensors = ((f"{i} {key}", v) for i, state in states for key, v in state.items() if isinstance(v, Tensor))
+        self.state["optimizer"] = {name: v.clone() for name, v in tensors}
 
     def go_back(self, weights: SparseWeights) -> None:
         for name, tensor in by_bare_name(self.model).items():

@@ -24,7 +24,7 @@ def table(what: str, classes: int, shape: tuple[int, int, int]) -> Table:
         _, model = reopen(path, classes)
     else:
         model = models.build(what, classes)
-    account = count(model, torch.zeros(1, *shape))
+    account = count(model, torch.zeros(1, *shape, dtype=next(model.parameters()).dtype))
     made = Table(title=what, title_justify="left")
     made.add_column("layer", overflow="fold")
     for column in ("shape", "weights", "kept", "density", "positions", "FLOPs"):

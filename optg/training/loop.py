@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from optg import models
 from optg.data import Data
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training import checkpoint, state
+from optg.training.divergence import no_mask_of_nan, refuse_nan
 from optg.training.evaluation import evaluate
 from optg.training.folder import RunFolder
 from optg.training.parallel import Parallel
@@ -23,10 +24,6 @@ from optg.training.signals import Stop
 from optg.training.step import Step
 
 
-class Diverged(Exception):
-    """The loss is no longer a number."""
-
-
 @dataclass
 class Saving:
     minutes: float = 10.0  # between two checkpoints; after an epoch one is made if a tenth of that has passed
@@ -34,17 +31,19 @@ class Saving:
 
 
 @dataclass
-class Outcome:
-    """What training leaves: the last epoch's metrics, and the sparse model."""
+class Setup:
+    """What a plan builds, before the first step."""
 
-    metrics: dict[str, Any]
-    model: nn.Module
-    sparsifier: Sparsifier
+    recipe: Recipe
     data: Data
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    sparsifier: Sparsifier
+    step: Step
 
 
-def train(plan: Plan, folder: RunFolder, parallel: Parallel, report: Report, saving: Saving) -> Outcome:
-    """Train a plan to its end, going on from the folder's newest checkpoint."""
+def set_up(plan: Plan, parallel: Parallel) -> Setup:
+    """Data, model, optimizer and method of a plan. Nothing is written: what cannot be built leaves no trace."""
     recipe = plan.recipe
     torch.manual_seed(recipe.seed)
     torch.backends.cudnn.benchmark = True  # shapes are fixed: the fastest kernels are worth looking for
@@ -63,7 +62,12 @@ def train(plan: Plan, folder: RunFolder, parallel: Parallel, report: Report, sav
         steps_per_epoch=data.steps_per_epoch, loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile else model
-    step = Step(forward, optimizer, sparsifier, criterion, recipe, parallel)
+    return Setup(recipe, data, model, optimizer, sparsifier, Step(forward, optimizer, sparsifier, criterion, recipe, parallel))
+
+
+def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, saving: Saving) -> dict[str, Any]:
+    """Train to the end, going on from the folder's newest checkpoint. Returns the last epoch's metrics."""
+    recipe, data, model, optimizer, sparsifier, step = (getattr(setup, field.name) for field in fields(setup))
     resume(folder, model, optimizer, sparsifier, report)
     clock, saved, metrics = sparsifier.clock, time.monotonic(), (folder.metrics() or [{}])[-1]
 
@@ -78,18 +82,19 @@ def train(plan: Plan, folder: RunFolder, parallel: Parallel, report: Report, sav
     with Stop() as stop:
         while not clock.finished:
             epoch, done = divmod(clock.step, data.steps_per_epoch)
-            started, losses = time.monotonic(), []
+            started, losses = time.monotonic(), list[Tensor]()
             for images, labels in data.train(epoch, start=done):
                 rate = learning_rate(recipe, clock)
-                losses.append(step(images, labels, rate))
+                with no_mask_of_nan(losses, model, folder, clock):
+                    losses.append(step(images, labels, rate))
                 report.step(sparsifier, losses, recipe.batch_size)
                 late = parallel.any(time.monotonic() - saved > 60 * saving.minutes)
                 if late or stop.asked(parallel):
-                    refuse_nan(losses, model, folder, clock.step)
+                    refuse_nan(losses, model, folder, clock)
                     save()
                 if stop.asked(parallel):
                     stop.leave(f"stopped at step {clock.step} of {clock.total}; the same command goes on from there")
-            refuse_nan(losses, model, folder, clock.step)
+            refuse_nan(losses, model, folder, clock)
             seconds = time.monotonic() - started
             metrics = {
                 "step": clock.step, "epoch": epoch + 1, "loss": float(torch.stack(losses).mean()),
@@ -102,7 +107,7 @@ def train(plan: Plan, folder: RunFolder, parallel: Parallel, report: Report, sav
             if clock.finished or parallel.any(time.monotonic() - saved > 6 * saving.minutes):
                 save()
     sparsifier.finish()
-    return Outcome(metrics, model, sparsifier, data)
+    return metrics
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, parallel: Parallel) -> torch.optim.Optimizer:
@@ -134,17 +139,3 @@ def resume(
     state.restore(model, optimizer, sparsifier, tensors, values)
     folder.forget_after(sparsifier.clock.step)
     report.say(f"going on from {path.name}")
-
-
-def refuse_nan(losses: list[Tensor], model: nn.Module, folder: RunFolder, step: int) -> None:
-    """Stop where a loss of these steps is not a number."""
-    bad = (~torch.stack(losses).isfinite()).nonzero().flatten().tolist()  # a sync
-    if not bad:
-        return
-    grads = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
-    layer = next((name for name, grad in grads if not grad.isfinite().all()), "no layer")
-    saved = checkpoint.list_steps(folder.checkpoints)
-    raise Diverged(
-        f"the loss is {losses[bad[0]].item()} at step {step - len(losses) + bad[0] + 1}; first non-finite gradient: {layer}. "
-        f"The last good checkpoint is {saved[-1] if saved else 'none'}: lower the learning rate and start again from there"
-    )

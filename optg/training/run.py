@@ -12,14 +12,14 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 import optg
 from optg import models
-from optg.accounting import Account, count
+from optg.accounting import count
 from optg.training import recipe
 from optg.training.folder import RunFolder, is_run
-from optg.training.loop import Outcome, Saving, train
+from optg.training.loop import Saving, Setup, set_up, train
 from optg.training.parallel import Parallel
 from optg.training.recipe import Plan
 from optg.training.report import Report
@@ -34,16 +34,17 @@ def name_of(plan: Plan) -> str:
 
 def run(plan: Plan, path: Path, parallel: Parallel, saving: Saving, console: Console) -> dict[str, Any]:
     """Train, or go on training, and leave recipe, metrics, summary and model in the folder."""
-    folder = RunFolder(path)
+    folder, setup = RunFolder(path), set_up(plan, parallel)
     if not parallel.first:
         with Report(path.name, console, silent=True) as report:
-            return summary_of(plan, train(plan, folder, parallel, report, saving), [])
+            metrics = train(setup, folder, parallel, report, saving)
+            return summary_of(plan, setup, gather_model(setup), metrics, [])
+    refuse_other_plan(plan, folder)
     with folder.locked(), Report(path.name, console) as report:
-        refuse_other_plan(plan, folder)
         folder.write("recipe.toml", recipe.dump(plan))
-        outcome = train(plan, folder, parallel, report, saving)
-        summary = summary_of(plan, outcome, folder.metrics())
-        tensors = {name: whole(t).detach().cpu().contiguous() for name, t in bare(outcome.model).state_dict().items()}
+        metrics = train(setup, folder, parallel, report, saving)
+        tensors = gather_model(setup)
+        summary = summary_of(plan, setup, tensors, metrics, folder.metrics())
         folder.write_tensors("model.safetensors", tensors)
         folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
@@ -57,19 +58,27 @@ def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
         raise recipe.RecipeError(f"{folder.path} holds a run with another recipe ({changed} is new); give another --output")
 
 
-def summary_of(plan: Plan, outcome: Outcome, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def gather_model(setup: Setup) -> dict[str, Tensor]:
+    """The trained tensors, whole. Every process must call this: what is split is joined."""
+    return {name: whole(t).detach().cpu().contiguous() for name, t in bare(setup.model).state_dict().items()}
+
+
+def summary_of(
+    plan: Plan, setup: Setup, tensors: dict[str, Tensor], metrics: dict[str, Any], rows: list[dict[str, Any]]
+) -> dict[str, Any]:
     """All that a table of results needs to know of a run."""
-    model = bare(outcome.model)
-    account = account_of(plan, outcome.data.classes, outcome.data.shape, model)
+    model = models.build(plan.recipe.model, setup.data.classes)
+    model.load_state_dict(tensors)
+    account = count(model, torch.zeros(1, *setup.data.shape, dtype=next(model.parameters()).dtype))
     return {
         "recipe": plan.name,
         "settings": dataclasses.asdict(plan.recipe),
-        "classes": outcome.data.classes,
-        "shape": list(outcome.data.shape),
+        "classes": setup.data.classes,
+        "shape": list(setup.data.shape),
         "method": plan.method,
-        "options": dataclasses.asdict(outcome.sparsifier.method),
-        "accuracy": outcome.metrics["accuracy"],
-        "sparsity": outcome.sparsifier.sparsity,
+        "options": dataclasses.asdict(setup.sparsifier.method),
+        "accuracy": metrics["accuracy"],
+        "sparsity": setup.sparsifier.sparsity,
         "parameters": account.parameters,
         "nonzero": account.nonzero,
         "flops": account.flops,
@@ -80,13 +89,6 @@ def summary_of(plan: Plan, outcome: Outcome, rows: list[dict[str, Any]]) -> dict
         "revision": revision(),
         "command": " ".join(["optg", *sys.argv[1:]]),
     }
-
-
-def account_of(plan: Plan, classes: int, shape: tuple[int, ...], model: nn.Module) -> Account:
-    """Counted on a plain copy, since a model that is split over processes cannot be called by one of them."""
-    copy = models.build(plan.recipe.model, classes)
-    copy.load_state_dict({name: whole(t).detach().cpu() for name, t in model.state_dict().items()})
-    return count(copy, torch.zeros(1, *shape))
 
 
 def hardware() -> str:

@@ -1,0 +1,35 @@
+"""A model and data as a user may bring them: `tests.training.own:model`, `tests.training.own:data`. float64, no batch norm."""
+
+import torch
+from torch import nn
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
+def model(classes: int) -> nn.Module:
+    first = [Double(), nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*first, nn.Linear(6 * 16, 24), nn.ReLU(), nn.Linear(24, classes)).double()
+
+
+def data(folder=None):
+    g = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(200, 1, 8, 8, generator=g, dtype=torch.float64), torch.randint(4, (200,), generator=g)
+    return (images[:160], labels[:160]), (images[160:], labels[160:])
+
+
+def diverging(classes: int) -> nn.Module:
+    class Diverging(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model(classes)
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x):
+            if self.training:
+                self.calls += 1
+            return self.inner(x) * torch.where(self.calls > 12, torch.nan, 1.0)
+
+    return Diverging()

@@ -1,0 +1,203 @@
+"""Whole runs through the command line: interrupted, killed, damaged, spread over processes, and given nonsense."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parent.parent.parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+OWN = ["--model", "tests.training.own:model", "--data", "tests.training.own:data"]
+SMALL = [*OWN, "--epochs", "6", "--batch-size", "16", "--sparsity", "0.9", "--device", "cpu", "--minutes", "0.001"]
+KILLS = int(os.environ.get("OPTG_KILLS", "6"))
+
+
+def optg(*args: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    output = ["--output", str(folder)] if folder else []
+    command = [sys.executable, "-m", "optg", *args, *output]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
+
+
+def start(folder: Path, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "optg", "train", *SMALL, *args, "--output", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT)
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
+    while process.poll() is None and not list((folder / "checkpoints").glob("step-*")):
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    done = optg("train", *SMALL, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_what_a_run_leaves(undisturbed):
+    summary = json.loads((undisturbed / "summary.json").read_text())
+    assert summary["sparsity"] == pytest.approx(0.9, abs=1e-3) and summary["method"] == "optg"
+    weights = load_file(undisturbed / "model.safetensors")
+    zeros = sum(int((t == 0).sum()) for name, t in weights.items() if name.endswith("weight"))
+    size = sum(t.numel() for name, t in weights.items() if name.endswith("weight"))
+    assert zeros / size == summary["sparsity"]
+    rows = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[-1]["accuracy"] == summary["accuracy"]
+    again = optg("evaluate", str(undisturbed), "--device", "cpu")
+    assert f"accuracy {summary['accuracy']:.2%}" in again.stdout
+    assert "all parameters" in optg("summary", str(undisturbed)).stdout
+
+
+def test_a_run_can_be_trained_again_from_its_recipe(undisturbed, tmp_path):
+    recipe = str(undisturbed / "recipe.toml")
+    assert optg("train", "--recipe", recipe, "--device", "cpu", folder=tmp_path / "again").returncode == 0
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(undisturbed, tmp_path):
+    rng, folder = random.Random(0), tmp_path / "killed"
+    for _ in range(KILLS):
+        process = start(folder)
+        wait_for_checkpoint(folder, process)
+        time.sleep(rng.uniform(0, 1.0))
+        process.kill()
+        process.communicate()
+    assert optg("train", *SMALL, folder=folder).returncode == 0
+    assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+    rows = [json.loads(line)["epoch"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_same_command_goes_on(undisturbed, tmp_path, number, code):
+    folder = tmp_path / "stopped"
+    process = start(folder, "--minutes", "60")
+    while process.poll() is None and not (folder / "metrics.jsonl").exists():
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == code, errors
+    assert "the same command goes on from there" in errors and "Traceback" not in errors
+    assert len(list((folder / "checkpoints").glob("step-*"))) == 1
+    on = optg("train", *SMALL, "--minutes", "60", folder=folder)
+    assert "going on from step-" in on.stdout
+    assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(undisturbed, tmp_path):
+    folder = tmp_path / "damaged"
+    process = start(folder)
+    while process.poll() is None and len(list((folder / "checkpoints").glob("step-*"))) < 2:
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    newest = max((folder / "checkpoints").glob("step-*"))
+    content = bytearray((newest / "tensors.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / "tensors.safetensors").write_bytes(content)
+    on = optg("train", *SMALL, folder=folder)
+    assert on.returncode == 0 and f"checkpoint {newest.name} is damaged" in on.stdout.replace("\n", " ")
+    assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    process = start(tmp_path / "busy", "--epochs", "500")
+    wait_for_checkpoint(tmp_path / "busy", process)
+    second = optg("train", *SMALL, "--epochs", "500", folder=tmp_path / "busy")
+    process.kill()
+    process.communicate()
+    assert second.returncode == 2 and "is in use by another process" in second.stderr
+
+
+def test_a_loss_that_is_no_number_stops_with_step_layer_and_checkpoint(tmp_path):
+    wrong = optg("train", *SMALL, "--model", "tests.training.own:diverging", folder=tmp_path / "nan")
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
+    assert "the loss is nan at step 13; first non-finite gradient: inner.1.weight" in wrong.stderr
+    assert "step-0000000" in wrong.stderr
+
+
+def torchrun(processes: int, folder: Path, parallel: str) -> list[str]:
+    port = 20_000 + (os.getpid() * 7 + processes * 131 + len(parallel)) % 20_000
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(port)]
+    return [*launcher, "-m", "optg", "train", *SMALL, "--parallel", parallel, "--output", str(folder)]
+
+
+def newest_step(folder: Path) -> int:
+    return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
+
+
+def masks(folder: Path) -> dict[str, object]:
+    return {name: (t != 0).tolist() for name, t in load_file(folder / "model.safetensors").items() if name.endswith("weight")}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_end_with_the_masks_of_one(undisturbed, tmp_path, parallel):
+    done = subprocess.run(torchrun(2, tmp_path / parallel, parallel), capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert masks(tmp_path / parallel) == masks(undisturbed)
+
+
+def test_four_processes_then_two_then_one(undisturbed, tmp_path):
+    folder = tmp_path / "shrinking"
+    for processes, until in ((4, 15), (2, 35)):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = torchrun(processes, folder, "fsdp")
+        process = subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, **quiet)
+        while process.poll() is None and newest_step(folder) < until:
+            time.sleep(0.01)
+        assert process.poll() is None
+        process.terminate()  # torchrun passes it on: all finish the step, the first saves
+        process.wait()
+    assert until <= newest_step(folder) < 60
+    assert optg("train", *SMALL, folder=folder).returncode == 0
+    assert masks(folder) == masks(undisturbed)
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["train", "--recipe", "vgg19-cifar1"], "unknown recipe 'vgg19-cifar1'; did you mean 'vgg19-cifar10'"),
+        (["train", "--recipe", "nowhere.toml"], "there is no recipe file nowhere.toml"),
+        (["train", "--recipe"], "--recipe needs a value"),
+        (["train", "--method", "rigle"], "unknown method 'rigle'; did you mean 'rigl'?"),
+        (["train", "--epoch", "3"], "--epochs"),
+        (["train", "--method", "rigl", "--method.fractoin", "0.3"], "--method.fraction"),
+        (["train", "--epochs", "many"], "invalid"),
+        (["train", "--sparsity", "95"], "sparsity is 95.0; expected at least 0 and below 1"),
+        (["train", "--lr", "-1"], "lr is -1.0; expected above 0"),
+        (["train", "--batch-size", "0"], "batch_size is 0"),
+        (["train", "--batch-size", "5000"], "batch"),
+        (["train", "--epochs", "1"], "epochs is 1, expected at least 2"),
+        (["train", "--model", "resnet21"], "unknown model 'resnet21'"),
+        (["train", "--model", "no.such.module:f"], "no.such.module"),
+        (["train", "--data", "cifar11"], "unknown"),
+        (["train", "--data", "cifar10", "--folder", "/nonexistent"], "CIFAR-10"),
+        (["train", "--data", "imagenet", "--folder", "/nonexistent"], "/nonexistent"),
+        (["train", "--parallel", "ddp"], "--parallel ddp needs torchrun"),
+        (["train", "--method", "dense", "--sparsity", "0.5"], "dense training removes nothing"),
+        (["evaluate", "/nonexistent"], "is not the folder of a run"),
+        (["summary", "/nonexistent"], "unknown model '/nonexistent'"),
+        (["recipes", "digit"], "unknown recipe 'digit'; did you mean 'digits'"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_input_gets_one_clear_message_and_no_folder(args, message, tmp_path):
+    output = ["--output", str(tmp_path / "run")] if args[0] == "train" else []
+    wrong = optg(*args, *output)
+    assert wrong.returncode == 2, wrong.stderr
+    assert message in wrong.stderr and "Traceback" not in wrong.stderr
+    assert not (tmp_path / "run" / "recipe.toml").exists()
+
+
+def test_another_recipe_in_the_same_folder_is_refused(undisturbed):
+    wrong = optg("train", *SMALL, "--lr", "0.01", folder=undisturbed)
+    assert wrong.returncode == 2 and "lr = 0.01" in wrong.stderr and "give another --output" in wrong.stderr
