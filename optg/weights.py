@@ -5,15 +5,19 @@ lives in the Parameter alone, so whatever others write there counts. The *latent
 method keeps it, waits in `latent` and stands in the Parameter only while the optimizer steps.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from optg.allocation import layer_zeros
 from optg.ranking import Shards, each_mask, keep_top, select, zeros_at
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Pattern = str | type[nn.Module]
 
@@ -84,15 +88,23 @@ def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: 
     return {n: p for n, p in candidates.items() if wanted(n, p) and not any(matches(e, n, p) for e in exclude)}
 
 
+def is_distributed(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Is it one of FSDP2's? Their module takes half a second to import, and where nobody has, no tensor is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds: all of it, but for FSDP2's DTensors."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_distributed(tensor) else tensor
 
 
 def like(parameter: Tensor, piece: Tensor) -> Tensor:
     """A local piece of a layer as a tensor distributed as its parameter is. A value for the whole layer stays as it is."""
-    if not isinstance(parameter, DTensor) or piece.ndim == 0:
+    if not is_distributed(parameter) or piece.ndim == 0:
         return piece
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         piece,
         parameter.device_mesh,
@@ -105,10 +117,12 @@ def like(parameter: Tensor, piece: Tensor) -> Tensor:
 
 def piece_of(parameter: Tensor, whole: Tensor) -> Tensor:
     """This process's piece of a tensor of the parameter's shape, given whole or distributed in whatever way."""
-    if isinstance(whole, DTensor):
+    if is_distributed(whole):
         whole = whole.full_tensor()
-    if not isinstance(parameter, DTensor) or whole.ndim == 0:
+    if not is_distributed(parameter) or whole.ndim == 0:
         return whole
+    from torch.distributed.tensor import distribute_tensor
+
     mesh, placements = parameter.device_mesh, parameter.placements
     return distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None).to_local()
 
@@ -117,12 +131,12 @@ def find_shards(parameters: dict[str, nn.Parameter]) -> Shards | None:
     """How the parameters are spread over processes; None where this process holds all of each."""
     group, pieces = None, []
     for name, p in parameters.items():
-        sharded = [i for i, s in enumerate(p.placements) if not s.is_replicate()] if isinstance(p, DTensor) else []
+        sharded = [i for i, s in enumerate(p.placements) if not s.is_replicate()] if is_distributed(p) else []
         pieces.append(bool(sharded))
         if not sharded:
             continue
-        assert isinstance(p, DTensor)
-        if len(sharded) > 1 or p.placements[sharded[0]] != Shard(0):
+        assert is_distributed(p)
+        if len(sharded) > 1 or not p.placements[sharded[0]].is_shard(0):
             raise ValueError(f"{name} is distributed as {p.placements}; expected whole or split once along dimension 0")
         mine = p.device_mesh.get_group(sharded[0])
         if group not in (None, mine):

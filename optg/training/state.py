@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from optg.sparsifier import Sparsifier
-from optg.weights import bare, like, local, piece_of
+from optg.weights import bare, is_distributed, like, local, piece_of
 
 
 def gather(
@@ -76,4 +75,4 @@ def owned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_distributed(tensor) else tensor

@@ -1,0 +1,24 @@
+"""Every recipe builds its model and takes two steps on synthetic images of its own size."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from optg.training import recipe
+from optg.training.loop import set_up
+from optg.training.parallel import Parallel
+from optg.training.rates import learning_rate
+
+IMAGES = {"digits": "synthetic:1x8x8:10:64", "cifar10": "synthetic:3x32x32:10:64", "cifar100": "synthetic:3x32x32:100:64"}
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_two_steps(name):
+    plan = recipe.load(name)
+    images = IMAGES.get(plan.recipe.data, "synthetic:3x64x64:1000:64")  # ImageNet's own size takes too long on a CPU
+    plan.recipe = dataclasses.replace(plan.recipe, data=images, batch_size=2, compile=False, precision="float32", epochs=10)
+    setup = set_up(plan, Parallel())
+    for images, labels in list(setup.data.train(0))[:2]:
+        assert torch.isfinite(setup.step(images, labels, learning_rate(setup.recipe, setup.sparsifier.clock)))
+    assert setup.sparsifier.clock.step == 2
