@@ -68,7 +68,7 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
 def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, saving: Saving) -> dict[str, Any]:
     """Train to the end, going on from the folder's newest checkpoint. Returns the last epoch's metrics."""
     recipe, data, model, optimizer, sparsifier, step = (getattr(setup, field.name) for field in fields(setup))
-    resume(folder, model, optimizer, sparsifier, report)
+    resume(folder, model, optimizer, sparsifier, report, parallel)
     clock, saved, metrics = sparsifier.clock, time.monotonic(), (folder.metrics() or [{}])[-1]
 
     def save() -> None:
@@ -126,7 +126,12 @@ def build_optimizer(recipe: Recipe, model: nn.Module, parallel: Parallel) -> tor
 
 
 def resume(
-    folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, sparsifier: Sparsifier, report: Report
+    folder: RunFolder,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sparsifier: Sparsifier,
+    report: Report,
+    parallel: Parallel,
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -137,5 +142,6 @@ def resume(
         return
     path, tensors, values = found
     state.restore(model, optimizer, sparsifier, tensors, values)
-    folder.forget_after(sparsifier.clock.step)
+    if parallel.first:  # one process writes
+        folder.forget_after(sparsifier.clock.step)
     report.say(f"going on from {path.name}")
