@@ -23,9 +23,9 @@ def train(args: list[str]) -> None:
     given, rest = take(args, "--recipe", "--method")
     plan = load(given["--recipe"] or "digits")
     plan.method = given["--method"] or plan.method
-    if plan.method == "dense" and "--sparsity" not in rest:
-        plan.recipe.sparsity = 0.0
     chosen = build_method(plan, given["--recipe"] or "digits")
+    if chosen.when == "never":
+        plan.recipe.sparsity = 0.0  # unless the command line asks for another, which is refused
     kind = type(chosen)
 
     @dataclass
