@@ -29,6 +29,7 @@ from optg.weights import (
     find_shards,
     like,
     local,
+    owned,
     parameters_by_name,
     piece_of,
 )
@@ -243,18 +244,17 @@ class Sparsifier:
         """
         self._close()
         masks = dict(zip(self.weights.parameters, self.weights.masks))
-        owned = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        moved = {p: local(p.grad) for p in owned(self.optimizer) if p.grad is not None}
         norms = []
-        for p in owned:
-            grad = local(p.grad)
+        for p, grad in moved.items():
             received = torch.where(masks[p], grad, grad * self.method.dormant_gradient) if p in masks else grad
             norms.append(
                 torch.linalg.vector_norm(received, norm_type, dtype=self.weights.state_dtype).to(self.weights.devices[0])
             )
-        total = norm(torch.stack(norms), norm_type, find_shards({str(i): p for i, p in enumerate(owned)}))
+        total = norm(torch.stack(norms), norm_type, find_shards({str(i): p for i, p in enumerate(moved)}))
         scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for p in owned:
-            local(p.grad).mul_(scale.to(p.grad.device))
+        for grad in moved.values():
+            grad.mul_(scale.to(grad.device))
         return total
 
     @torch.no_grad()
@@ -386,8 +386,8 @@ def refuse_parameters(parameters: dict[str, nn.Parameter], optimizer: torch.opti
             "the model has no prunable weight: expected a trained Linear, convolution or attention layer, or an `include` "
             "pattern that names other parameters of two or more dimensions"
         )
-    owned = {p for group in optimizer.param_groups for p in group["params"]}
-    if strangers := [name for name, p in parameters.items() if p not in owned]:
+    known = set(owned(optimizer))
+    if strangers := [name for name, p in parameters.items() if p not in known]:
         raise ValueError(
             f"the optimizer does not own {', '.join(strangers[:3])}{' …' if len(strangers) > 3 else ''}: give it these "
             "parameters, freeze them, or leave them out with `exclude`"
@@ -437,7 +437,7 @@ def unscale(optimizer: torch.optim.Optimizer) -> Tensor | None:
     if found_inf is None:
         return None
     skipped, scale = found_inf.reshape(()).bool(), getattr(optimizer, "grad_scale", None)
-    for grad in (local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+    for grad in (local(p.grad) for p in owned(optimizer) if p.grad is not None):
         if scale is not None:
             grad.div_(scale.to(grad.device))
         grad.masked_fill_(skipped.to(grad.device), 0.0)

@@ -46,6 +46,11 @@ def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name.replace("_orig_mod.", ""): p for name, p in bare(model).named_parameters()}
 
 
+def owned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """All parameters of an optimizer, in its own order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
     """The weights to prune, by name: those of linear, convolution and attention layers, or what `include` asks for.
 

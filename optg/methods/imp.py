@@ -17,7 +17,7 @@ from torch import Tensor
 from optg.clock import Clock, cycle_length
 from optg.methods.base import Method
 from optg.probe import Probe
-from optg.weights import SparseWeights, bare, local, piece_of
+from optg.weights import SparseWeights, bare, local, owned, piece_of
 
 
 @dataclass
@@ -67,24 +67,20 @@ class IMP(Method):
         if clock.step != round(self.rewind * self.cycle(clock)):
             return
         self.state["model"] = {name: t.detach().clone() for name, t in by_bare_name(self.model).items()}
-        states = enumerate(weights.optimizer.state.get(p, {}) for p in owned(weights))
+        states = enumerate(weights.optimizer.state.get(p, {}) for p in owned(weights.optimizer))
         tensors = ((f"{i} {key}", v) for i, state in states for key, v in state.items() if isinstance(v, Tensor))
         self.state["optimizer"] = {name: v.clone() for name, v in tensors}
 
     def go_back(self, weights: SparseWeights) -> None:
         for name, tensor in by_bare_name(self.model).items():
             local(tensor).copy_(piece_of(tensor, self.tensors("model")[name]))
-        for p in owned(weights):
+        for p in owned(weights.optimizer):
             weights.optimizer.state.pop(p, None)
         for key, value in self.tensors("optimizer").items():
             i, name = key.split(" ")
-            p = owned(weights)[int(i)]
+            p = owned(weights.optimizer)[int(i)]
             weights.optimizer.state[p][name] = value.to(p.device, copy=True) if value.ndim else value.clone()
 
 
 def by_bare_name(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()}
-
-
-def owned(weights: SparseWeights) -> list[torch.nn.Parameter]:
-    return [p for group in weights.optimizer.param_groups for p in group["params"]]

@@ -37,12 +37,14 @@ class RunFolder:
         partial = self.path / f".{name}.partial"
         partial.write_text(text)
         sync(partial)
-        partial.rename(self.path / name)
-        sync(self.path)
+        self.put(partial, name)
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         partial = self.path / f".{name}.partial"
         write_tensors(partial, tensors)
+        self.put(partial, name)
+
+    def put(self, partial: Path, name: str) -> None:
         partial.rename(self.path / name)
         sync(self.path)
 
@@ -69,10 +71,6 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    @property
-    def finished(self) -> bool:
-        return (self.path / "summary.json").exists()
 
 
 def is_run(path: Path) -> bool:

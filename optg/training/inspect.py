@@ -1,5 +1,6 @@
 """The layers of a model or a run, as a table."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -14,8 +15,6 @@ from optg.training.run import reopen
 def table(what: str, classes: int, shape: tuple[int, int, int]) -> Table:
     path = Path(what)
     if path.is_dir():
-        import json
-
         summary = path / "summary.json"
         if not summary.is_file():
             raise RecipeError(f"{path} has no summary.json: it is not the folder of a run, or the run has not ended")

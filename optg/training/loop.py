@@ -88,11 +88,11 @@ def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, s
                 with no_mask_of_nan(losses, model, folder, clock):
                     losses.append(step(images, labels, rate))
                 report.step(sparsifier, losses, recipe.batch_size)
-                late = parallel.any(time.monotonic() - saved > 60 * saving.minutes)
-                if late or stop.asked(parallel):
+                asked, late = stop.asked(parallel), parallel.any(time.monotonic() - saved > 60 * saving.minutes)
+                if asked or late:
                     refuse_nan(losses, model, folder, clock)
                     save()
-                if stop.asked(parallel):
+                if asked:
                     stop.leave(f"stopped at step {clock.step} of {clock.total}; the same command goes on from there")
             refuse_nan(losses, model, folder, clock)
             seconds = time.monotonic() - started

@@ -37,8 +37,9 @@ def run(plan: Plan, path: Path, parallel: Parallel, saving: Saving, console: Con
     folder, setup = RunFolder(path), set_up(plan, parallel)
     if not parallel.first:
         with Report(path.name, console, silent=True) as report:
-            metrics = train(setup, folder, parallel, report, saving)
-            return summary_of(plan, setup, gather_model(setup), metrics, [])
+            train(setup, folder, parallel, report, saving)
+            gather_model(setup)
+            return {}  # the first process sums it up
     refuse_other_plan(plan, folder)
     with folder.locked(), Report(path.name, console) as report:
         folder.write("recipe.toml", recipe.dump(plan))

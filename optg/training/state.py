@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from optg.sparsifier import Sparsifier
-from optg.weights import bare, is_distributed, like, local, piece_of
+from optg.weights import bare, is_distributed, like, local, owned, piece_of
 
 
 def gather(
@@ -68,10 +68,6 @@ def restore(
     torch.set_rng_state(tensors["random.cpu"])
     if torch.cuda.is_available() and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"])
-
-
-def owned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def whole(tensor: Tensor) -> Tensor:
