@@ -76,6 +76,10 @@ class Method:
         """Is `after_backward` of the next step work for the device alone, so that a CUDA graph can replay it?"""
         return True
 
+    def metrics(self, clock: Clock, lr: float) -> dict[str, float]:
+        """What a log of training should say of the step that comes next, beside its learning rate."""
+        return {}
+
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         """What forward sees of a layer's kept weights; the mask comes after."""
         return latent

@@ -45,8 +45,14 @@ class OptG(Gradual):
         self.rate = self.layers("scores")[0].new_zeros(())  # Eq. 16 over η_w
 
     def set_time(self, clock: Clock) -> None:
+        self.rate.fill_(self.rate_at(clock))
+
+    def rate_at(self, clock: Clock) -> float:
         alpha = self.alpha or default_alpha(clock.epochs)
-        self.rate.fill_(logistic(alpha * (clock.epoch - clock.epochs / 2)) if self.score_lr == "sparsity" else 1.0)
+        return logistic(alpha * (clock.epoch - clock.epochs / 2)) if self.score_lr == "sparsity" else 1.0
+
+    def metrics(self, clock: Clock, lr: float) -> dict[str, float]:
+        return {"score_lr": self.rate_at(clock) * (self.score_lr if isinstance(self.score_lr, float) else lr)}
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
         return self.layers("scores")
