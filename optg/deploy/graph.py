@@ -315,8 +315,8 @@ def execute(
     tensors: dict[str, Tensor],
     see: Callable[[Node, Any], None] = lambda node, value: None,
 ) -> Any:
-    """Run the nodes, forgetting each value after its last use. `see` is shown every value as it is made."""
-    values: dict[str, Any] = {**tensors, **dict(zip(graph.inputs, inputs))}
+    """Run the nodes on the inputs' device, forgetting each value after its last use. `see` is shown every one as it is made."""
+    values: dict[str, Any] = {**tensors, **dict(zip(graph.inputs, inputs)), DEVICE: inputs[0].device}
     last = {name: node.name for node in graph.nodes for name in refs_in((node.args, node.kwargs))}
     over: dict[str, list[str]] = {}
     kept = set(refs_in(graph.outputs))
@@ -325,8 +325,11 @@ def execute(
             over.setdefault(node_name, []).append(name)
     for node in graph.nodes:
         try:
-            value = resolve(node.op)(*filled(node.args, values), **filled(node.kwargs, values))
-        except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError, NotImplementedError) as error:
+            named = filled(node.kwargs, values)
+            if node.op.split(".")[1] in CREATING:
+                named["device"] = values[DEVICE]
+            value = resolve(node.op)(*filled(node.args, values), **named)
+        except Exception as error:  # whatever torch raises for such arguments
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise GraphError(f"node {node.name} ({node.op}) failed: {reason}") from error
         values[node.name] = value
@@ -334,6 +337,10 @@ def execute(
         for name in over.get(node.name, ()):
             del values[name]
     return filled(graph.outputs, values)
+
+
+DEVICE = ""  # no value has this name
+CREATING = frozenset(("arange", "eye", "full", "ones", "scalar_tensor", "zeros"))  # make tensors of no tensor
 
 
 def filled(value: Any, values: dict[str, Any]) -> Any:
@@ -345,7 +352,7 @@ def filled(value: Any, values: dict[str, Any]) -> Any:
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, dict):
         return {k: filled(v, values) for k, v in value.items()}
-    return value
+    return values[DEVICE] if isinstance(value, torch.device) else value
 
 
 def dry_run(graph: Graph, batch: int = 1) -> dict[str, Any]:
@@ -547,11 +554,12 @@ def from_json(data: Any, tensors: dict[str, Tensor]) -> Graph:
         type(aliases) is dict and all(type(a) is str and kinds.get(a, "constant") != "constant" for a in aliases.values()),
         "an alias is not that of a parameter or buffer",
     )
-    require(not set(aliases) & set(tensors), "an alias has the name of a tensor")
+    require(all(map(str.isprintable, aliases)) and not set(aliases) & set(tensors), "an alias has a name that it cannot have")
     known = set(tensors)
 
     def new(name: Any) -> str:
-        require(type(name) is str and name not in known and name not in aliases, f"the name {name!r} is used twice, or is none")
+        require(type(name) is str and name != DEVICE and name.isprintable(), f"the name {name!r} is none")
+        require(name not in known and name not in aliases, f"the name {name!r} is used twice")
         known.add(name)
         return name
 
