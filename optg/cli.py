@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from optg.experiments.command import Reproduce
 from optg.training.recipe import Recipe, RecipeError, build_method, check, dump, load, names
 
 
@@ -144,7 +145,23 @@ def recipes(name: Annotated[str, tyro.conf.Positional] = "") -> None:
         print(f"{known:32} {r.model} on {r.data}, {r.epochs} epochs, batch {r.batch_size}, lr {r.lr}, decay {r.weight_decay}")
 
 
-COMMANDS: dict[str, Any] = {"evaluate": evaluate, "summary": summary, "methods": methods, "recipes": recipes}
+def reproduce(options: Annotated[Reproduce, tyro.conf.arg(name="")]) -> None:
+    """Run one of the paper's tables or figures, and print our figures beside its: optg reproduce cifar --jobs 6
+
+    Runs that have ended are not run again; the same command goes on where it was.
+    """
+    from optg.experiments import command
+
+    sys.exit(command.reproduce(options))
+
+
+COMMANDS: dict[str, Any] = {
+    "evaluate": evaluate,
+    "summary": summary,
+    "methods": methods,
+    "recipes": recipes,
+    "reproduce": reproduce,
+}
 
 
 def take(args: list[str], *flags: str) -> tuple[dict[str, str | None], list[str]]:

@@ -1,0 +1,132 @@
+"""`optg reproduce`: its options, and what it does with them. Torch is imported only when something is to be done."""
+
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from optg.experiments.declaration import Choice
+
+Flag = tyro.conf.FlagCreatePairsOff
+
+
+@dataclass
+class Reproduce:
+    name: Annotated[str, tyro.conf.Positional] = ""  # of the experiment
+    list: Annotated[bool, Flag] = False  # all experiments, with the number of their runs and what they cost
+    table: Annotated[bool, Flag] = False  # only print the table of what is there already
+    plan: Annotated[bool, Flag] = False  # only print the commands of the runs, in their order
+    results: Path | None = None  # write a page of all experiments (RESULTS.md) from the records beside it in results/*.jsonl
+    on: tuple[str, ...] = ()  # cifar10, cifar100, imagenet, …: where the experiment can run; by default one that is cheap
+    only: tuple[str, ...] = ()  # these rows, by their label or method
+    columns: tuple[str, ...] = ()  # these columns, by their label
+    sparsity: tuple[float, ...] = ()  # these instead of the declared ones
+    seeds: tuple[int, ...] = ()  # for every row, instead of the declared ones
+    jobs: int = 1  # runs side by side; 0: one after the other inside this process, for very short ones
+    mps: Annotated[bool, Flag] = False  # let the runs on one GPU share it through NVIDIA's MPS
+    device: str = "auto"  # cuda, cpu; auto: a GPU if there is one; several are used in turn
+    minutes: float | None = None  # after which the runs save and stop, as on Ctrl-C
+    output: Path = Path("runs/reproduce")  # the folder of all runs
+    record: Path | None = None  # add each finished run to this file; what it or one beside it holds is not run again
+    epochs: int | None = None
+    data: str | None = None
+    folder: str | None = None  # that has the data
+    model: str | None = None
+    set: tuple[str, ...] = ()  # other settings of every run, such as batch_size=256 weight_decay=5e-4
+
+
+def reproduce(options: Reproduce) -> int:
+    """Run what is left to run of an experiment and print its table. Returns the exit status."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    if options.results:
+        from optg.experiments.results import write
+
+        write(options.results)
+        return 0
+    if options.list or not options.name:
+        console.print(overview(options))
+        return 0
+    from optg.experiments import declaration, record
+    from optg.experiments.table import table
+
+    experiment = declaration.load(options.name, choice(options))
+    if options.plan:
+        for one in experiment.runs:
+            print(" ".join(["optg", *one.arguments, "--output", str(options.output / one.name)]))
+        return 0
+    if experiment.curves:
+        from optg.experiments.drawing import draw_schedules
+
+        console.print(f"{experiment.title}: {draw_schedules(experiment.curves, options.output)}", soft_wrap=True)
+        return 0
+    status = 0
+    if not options.table:
+        status = run(options, experiment.runs, console)
+    known = record.known(options.output, record.beside(options.record))
+    console.print(table(experiment, known))
+    if experiment.name == "accuracy-sparsity":
+        from optg.experiments.drawing import draw_accuracy
+
+        drawn = draw_accuracy(experiment, known, options.output)
+        console.print(drawn or "no run has ended yet: nothing is drawn", soft_wrap=True)
+    return status
+
+
+def run(options: Reproduce, runs: list[Any], console: Console) -> int:
+    from optg.experiments.runner import Runner, multi_process_service
+
+    if options.jobs < 0:
+        raise ValueError(f"--jobs is {options.jobs}; expected at least 1, or 0 for this process")
+    with multi_process_service(options.mps):
+        runner = Runner(
+            options.output, jobs=options.jobs, device=options.device, record_file=options.record, minutes=options.minutes,
+            console=console,
+        )  # fmt: skip
+        return runner.run(runs)
+
+
+def choice(options: Reproduce) -> "Choice":
+    from optg.experiments.declaration import Choice
+
+    settings: dict[str, Any] = {}
+    for given in options.set:
+        key, equals, value = given.partition("=")
+        if not equals:
+            raise ValueError(f"--set {given!r}; expected a setting and its value, such as batch_size=256")
+        try:
+            settings[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[key] = value  # a name
+    named = {"epochs": options.epochs, "data": options.data, "folder": options.folder, "model": options.model}
+    settings |= {key: value for key, value in named.items() if value is not None}
+    for sparsity in options.sparsity:
+        if not 0 < sparsity < 1:
+            raise ValueError(f"--sparsity is {sparsity}; expected the share of weights to remove, between 0 and 1")
+    return Choice(options.on, options.only, options.columns, options.sparsity, options.seeds, settings, options.output)
+
+
+def overview(options: Reproduce) -> Table:
+    """All experiments: where they run, how many runs, and what these cost."""
+    from optg.experiments import declaration, record
+    from optg.experiments.cost import Cost
+
+    cost = Cost(record.known(options.output, sorted(Path("results").glob("*.jsonl"))).values())
+    made = Table(title="optg reproduce NAME", title_justify="left")
+    for column in ("name", "what", "on", "runs", "epochs", "GPU hours"):
+        made.add_column(column, justify="left" if column in ("name", "what", "on") else "right")
+    for name in declaration.names():
+        places = declaration.contents()[name].get("on", {})
+        for place in places or [""]:
+            experiment = declaration.load(name, declaration.Choice(on=(place,) if place else ()))
+            epochs = sum(run.plan.recipe.epochs for run in experiment.runs)
+            first = place in (next(iter(places), ""), "")
+            figures = (f"{len(experiment.runs)}", f"{epochs:,}", cost.text(experiment.runs)) if places else ("0", "0", "0")
+            made.add_row(name if first else "", experiment.title if first else "", place, *figures)
+    made.caption = "Hours as measured per epoch on what results/*.jsonl name; unknown where nothing like it was measured."
+    return made

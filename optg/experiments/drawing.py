@@ -1,0 +1,67 @@
+"""The paper's figures that are curves."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure as Picture
+
+from optg.clock import Clock
+from optg.experiments.declaration import Experiment
+from optg.experiments.record import Summaries
+from optg.experiments.table import lines
+from optg.report.paper import tables
+from optg.schedules import logistic, sigmoid
+
+matplotlib.use("Agg")
+
+
+def draw_schedules(curves: dict[str, Any], folder: Path) -> Path:
+    """Fig. 2: Eq. 15 and Eq. 16 at the start of every epoch, for several α."""
+    import math
+
+    epochs = curves["epochs"]
+    picture = Picture(figsize=(9, 3.4), layout="constrained")
+    left, right = picture.subplots(1, 2)
+    ks = range(1, epochs + 1)
+    for alpha in curves["alpha"]:
+        rising = [sigmoid(Clock(epochs, 1, k - 1), 0.0, 1.0, alpha) for k in ks]
+        factor = [logistic(alpha * (k - epochs / 2)) for k in ks]
+        weight = [curves["lr"] * (1 + math.cos(math.pi * (k - 1) / epochs)) / 2 for k in ks]
+        left.plot(ks, [100 * curves["sparsity"] * share for share in rising], label=f"α = {alpha:g}")
+        right.plot(ks, [η * share for η, share in zip(weight, factor)], label=f"α = {alpha:g}")
+    right.plot(ks, weight, color="0.6", linestyle=":", label="of the weights")
+    left.set(xlabel="epoch k", ylabel="sparsity (%)", title="(a) Eq. 15")
+    right.set(xlabel="epoch k", ylabel="learning rate of the scores", title="(b) Eq. 16")
+    return finish(picture, folder / "schedules.png")
+
+
+def draw_accuracy(experiment: Experiment, known: Summaries, folder: Path) -> Path | None:
+    """Fig. 1: accuracy against sparsity, ours as lines and the paper's as crosses of the same colour."""
+    rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for line in lines(experiment, known):
+        if line.summaries:
+            point = (100 * line.mean("sparsity"), line.accuracy)
+            rows.setdefault((line.cell.place, line.cell.row), []).append(point)
+    if not rows:
+        return None
+    picture = Picture(figsize=(6, 4.2), layout="constrained")
+    axes = picture.subplots()
+    for (place, row), points in rows.items():
+        (drawn,) = axes.plot(*zip(*sorted(set(points))), marker="o", label=f"{row}, {place}")
+        table = next((t for t in tables() if t.name == "Tab. 2"), None)
+        theirs = [(100 * p.sparsity, 100 * p.accuracy) for p in table.points if p.method == row] if table else []
+        if place == "imagenet" and theirs:
+            axes.plot(*zip(*theirs), "x", color=drawn.get_color())
+    axes.set(xlabel="sparsity (%)", ylabel="top-1 accuracy (%)", title=experiment.title)
+    return finish(picture, folder / f"{experiment.name}.png")
+
+
+def finish(picture: Picture, path: Path) -> Path:
+    for axes in picture.axes:
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=150)
+    return path

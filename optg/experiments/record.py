@@ -1,0 +1,62 @@
+"""Summaries of runs, kept beyond the runs: one a line in results/*.jsonl."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from optg.experiments.declaration import key_of
+
+Summaries = dict[str, dict[str, Any]]  # by what makes a run what it is
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; one that was cut off at the end is passed over."""
+    if not path.exists():
+        return []
+    rows = []
+    lines = path.read_text().split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            row = None
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number}, is not JSON; expected the summary.json of a run") from None
+        if row is not None:
+            if missing := [key for key in ("settings", "method", "options", "accuracy") if key not in row]:
+                raise ValueError(f"{path}, line {number}, has no {missing[0]!r}; expected the summary.json of a run")
+            rows.append(row)
+    return rows
+
+
+def append(path: Path, summary: dict[str, Any]) -> bool:
+    """Add a run as one whole line, unless the file has it; what another process cut off there goes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if key_of(summary) in {key_of(row) for row in read(path)}:
+            return False
+        file.seek(0)
+        text = file.read()
+        file.truncate(text.rfind(b"\n") + 1)
+        file.write(json.dumps(summary, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+        return True
+
+
+def beside(path: Path | None) -> list[Path]:
+    """All records in the folder of one."""
+    return sorted(path.parent.glob("*.jsonl")) if path else []
+
+
+def known(output: Path, records: Iterable[Path] = ()) -> Summaries:
+    """Every run that has ended, in the folder of runs or in a record."""
+    found = {key_of(row): row for record in records for row in read(record)}
+    for path in sorted(output.glob("*/summary.json")):
+        summary = json.loads(path.read_text())
+        found[key_of(summary)] = summary
+    return found
