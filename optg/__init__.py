@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optg import methods
+    from optg.deploy.packed import load
     from optg.sparsifier import Sparsifier, sparsify
 
-__all__ = ["Sparsifier", "methods", "sparsify"]
+__all__ = ["Sparsifier", "load", "methods", "sparsify"]
 __version__ = "0.1.0"
+HOMES = {"load": "optg.deploy.packed"}
 
 
 def __getattr__(name: str) -> Any:
@@ -20,7 +22,7 @@ def __getattr__(name: str) -> Any:
     if name == "methods":
         return import_module("optg.methods")
     if name in __all__:
-        return getattr(import_module("optg.sparsifier"), name)
+        return getattr(import_module(HOMES.get(name, "optg.sparsifier")), name)
     raise AttributeError(f"module 'optg' has no attribute {name!r}")
 
 
