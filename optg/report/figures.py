@@ -1,0 +1,219 @@
+"""Which figures a group of runs has. Each function returns a figure, or None where no run recorded what it shows."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from optg.report.axes import Axis, linear, logarithmic, sparsities
+from optg.report.layers import densities
+from optg.report.markup import brief, is_number, percent, share
+from optg.report.palette import DASHES, Look, looks
+from optg.report.paper import PaperTable, Point, table_of
+from optg.report.plot import Entry, Figure, Series
+from optg.report.runs import Run, all_settings
+
+MANY = 12  # runs with an entry of their own in a legend; of more, the legend names the methods
+
+
+@dataclass
+class Group:
+    """Runs of one model on one dataset, with all that their figures share."""
+
+    model: str
+    data: str
+    runs: list[Run]
+    paper: PaperTable | None
+    methods: dict[str, Look]
+    looks: list[Look]  # of each run
+    densities: list[dict[str, float]]  # of each run, by layer
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} on {self.data}"
+
+    def legend(self, runs: Iterable[int], line: bool = True) -> list[Entry]:
+        shown = list(runs)
+        if len(shown) <= MANY:
+            return [(self.runs[i].label, self.looks[i], line, not line) for i in shown]
+        return [(name, look, line, not line) for name, look in self.methods.items() if self.has(name)]
+
+    def has(self, method: str) -> bool:
+        return any(run.method == method for run in self.runs)
+
+
+def make_group(model: str, data: str, runs: list[Run]) -> Group:
+    paper = table_of(model, data)
+    chosen = looks([run.method for run in runs], [point.method for point in (paper.points if paper else ())])
+    earlier: dict[str, int] = {}
+    apart = []
+    for run in runs:
+        variant = earlier.setdefault(run.method, 0)
+        earlier[run.method] += 1
+        look = chosen[run.method]
+        apart.append(replace(look, dash=DASHES[variant % len(DASHES)]) if len(runs) <= MANY and variant else look)
+    return Group(model, data, runs, paper, chosen, apart, [densities(run) for run in runs])
+
+
+def curves(
+    group: Group, name: str, title: str, key: str, make: Callable[[list[list[float]]], Axis], scale: float = 1.0
+) -> Figure | None:
+    """A column of the metrics over the epochs, one line for each run that recorded it."""
+    found = {i: [(x, scale * y) for x, y in run.curve(key)] for i, run in enumerate(group.runs)}
+    found = {i: points for i, points in found.items() if points}
+    if not found:
+        return None
+    last = max(group.runs[i].settings["epochs"] for i in found)
+    series = [Series(group.runs[i].label, group.looks[i], points) for i, points in found.items()]
+    x = linear("epoch", [], low=0, high=last)
+    return Figure(name, title, x, make([[y for _, y in points] for points in found.values()]), series, group.legend(found))
+
+
+def accuracy(group: Group) -> Figure | None:
+    return curves(group, "accuracy", "Test accuracy", "accuracy", lambda v: linear("%", [], low=0, high=100), 100)
+
+
+def late_accuracy(group: Group) -> Figure | None:
+    """The last quarter of training, where the runs differ by little."""
+    title, start = "Test accuracy, last quarter", 0.75
+    whole = curves(group, "accuracy-late", title, "accuracy", lambda v: linear("%", joined(v)), 100)
+    if whole is None:
+        return None
+    last = max(run.settings["epochs"] for run in group.runs if run.rows)
+    for series in whole.series:
+        series.points = [(x, y) for x, y in series.points if x >= start * last]
+    whole.series = [series for series in whole.series if series.points]
+    values = [y for series in whole.series for _, y in series.points]
+    x = linear("epoch", [], low=math.floor(start * last), high=last)
+    return replace(whole, x=x, y=linear("%", values)) if values and last >= 8 else None
+
+
+def joined(curves: list[list[float]]) -> list[float]:
+    return [value for curve in curves for value in curve]
+
+
+def loss(group: Group) -> Figure | None:
+    return curves(group, "loss", "Training loss", "loss", lambda v: spread("loss", joined(v)))
+
+
+def test_loss(group: Group) -> Figure | None:
+    return curves(group, "test-loss", "Test loss", "test_loss", lambda v: spread("loss", joined(v)))
+
+
+def spread(label: str, values: list[float]) -> Axis:
+    """Logarithmic where values differ by more than a factor of 20."""
+    positive = [value for value in values if value > 0]
+    if positive and max(positive) > 20 * min(positive):
+        return logarithmic(label, positive, lambda value: f"{value:g}")
+    return linear(label, values, low=0)
+
+
+def sparsity(group: Group) -> Figure | None:
+    return curves(group, "sparsity", "Sparsity", "sparsity", lambda v: linear("%", [], low=0, high=100), 100)
+
+
+def rate(group: Group) -> Figure | None:
+    return curves(group, "rate", "Learning rate of the weights", "lr", lambda v: linear("rate", joined(v), low=0))
+
+
+def mask_rate(group: Group) -> Figure | None:
+    title = "Learning rate of the mask scores"
+    return curves(group, "mask-rate", title, "score_lr", lambda v: linear("rate", joined(v), low=0))
+
+
+def removed(group: Group) -> Figure | None:
+    return curves(group, "removed", "Removed weights", "removed", lambda v: counts(joined(v)))
+
+
+def revived(group: Group) -> Figure | None:
+    return curves(group, "revived", "Revived weights", "revived", lambda v: counts(joined(v)))
+
+
+def counts(values: list[float]) -> Axis:
+    return logarithmic("weights per epoch", values, brief, zero=True)
+
+
+def layer_density(group: Group) -> Figure | None:
+    found = {i: list(kept.values()) for i, kept in enumerate(group.densities) if kept}
+    if not found:
+        return None
+    series = [
+        Series(
+            group.runs[i].label, group.looks[i], [(j, 100 * value) for j, value in enumerate(values, 1)],
+            markers=len(found) <= MANY and len(values) <= 30,
+            notes=[f"{group.runs[i].label}: {layer} {percent(value)} %" for layer, value in group.densities[i].items()],
+        )
+        for i, values in found.items()
+    ]  # fmt: skip
+    everything = [100 * value for values in found.values() for value in values]
+    y = logarithmic("% of the weights kept", [*everything, 100], lambda v: f"{v:g}", zero=min(everything) <= 0)
+    longest = max(len(values) for values in found.values())
+    return Figure("layers", "Density of each layer", layer_numbers(longest), y, series, group.legend(found))
+
+
+def layer_numbers(count: int) -> Axis:
+    """Whole numbers, from the first layer to the last."""
+    axis = linear("layer", [], low=0.5, high=count + 0.5)
+    every = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if count / step <= 10)
+    marks = [1, *range(every, count + 1, every)] if every > 1 else list(range(1, count + 1))
+    return replace(axis, ticks=[(axis.place(mark), str(mark)) for mark in marks])
+
+
+def against_sparsity(group: Group) -> Figure | None:
+    return scatter(
+        group, "accuracy-sparsity", "Accuracy against sparsity", lambda run: run.sparsity, lambda point: point.sparsity,
+        lambda values: sparsities("sparsity, %", values),
+    )  # fmt: skip
+
+
+def against_flops(group: Group) -> Figure | None:
+    return scatter(
+        group, "accuracy-flops", "Accuracy against FLOPs", lambda run: run.number("flops"), lambda point: point.flops,
+        lambda values: logarithmic("FLOPs for one image", [0.8 * min(values), 1.25 * max(values)], brief),
+    )  # fmt: skip
+
+
+def scatter(
+    group: Group,
+    name: str,
+    title: str,
+    ours: Callable[[Run], float | None],
+    theirs: Callable[[Point], float | None],
+    make: Callable[[list[float]], Axis],
+) -> Figure | None:
+    """A point for each run, lines through the runs that differ in sparsity and seed alone, the paper's points hollow."""
+    shown = [(run, x) for run in group.runs if run.finished and (x := ours(run)) is not None and is_number(run.accuracy)]
+    if not shown:
+        return None
+    alike: dict[str, list[tuple[float, float, float]]] = {}
+    points: dict[str, list[tuple[Run, float]]] = {}
+    for run, x in shown:
+        same = {key: value for key, value in all_settings(run).items() if key not in ("sparsity", "seed")}
+        alike.setdefault(f"{run.method} {same}", []).append((run.target, x, 100 * (run.accuracy or 0.0)))
+        points.setdefault(run.method, []).append((run, x))
+    series = [Series(key.split()[0], group.methods[key.split()[0]], means(places)) for key, places in alike.items()]
+    series = [s for s in series if len(s.points) > 1]
+    for method, found in points.items():
+        places = [(x, 100 * (run.accuracy or 0.0)) for run, x in found]
+        notes = [f"{run.label}: {percent(run.accuracy)} %" for run, _ in found]
+        series.append(Series(method, group.methods[method], places, line=False, markers=True, notes=notes))
+    printed = [(p, x) for p in (group.paper.points if group.paper else ()) if (x := theirs(p)) is not None]
+    for point, x in printed:
+        look = replace(group.methods[point.method], hollow=True)
+        note = f"paper, {point.method} {share(point.sparsity)}: {percent(point.accuracy)} %"
+        series.append(Series(note, look, [(x, 100 * point.accuracy)], line=False, markers=True, notes=[note]))
+    everything = [place for s in series for place in s.points]
+    legend = [(method, group.methods[method], False, True) for method in group.methods if method in points]
+    beside = [m for m in group.methods if m not in points and any(p.method == m for p, _ in printed)]
+    legend += [(f"{m}, paper only", replace(group.methods[m], hollow=True), False, True) for m in beside]
+    if printed:
+        legend.append(("hollow: the paper's", Look("quiet", hollow=True), False, True))
+    x_axis, y_axis = make([x for x, _ in everything]), linear("test accuracy, %", [y for _, y in everything])
+    return Figure(name, title, x_axis, y_axis, series, legend, height=300)
+
+
+def means(places: list[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """One point for each sparsity that was asked for: the mean over the seeds."""
+    at: dict[float, list[tuple[float, float]]] = {}
+    for target, x, y in sorted(places):
+        at.setdefault(target, []).append((x, y))
+    return [(sum(x for x, _ in same) / len(same), sum(y for _, y in same) / len(same)) for same in at.values()]

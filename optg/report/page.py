@@ -1,0 +1,183 @@
+"""The page: one HTML file that needs nothing else, neither a network nor a script."""
+
+from importlib.resources import files
+
+from optg.report import figures
+from optg.report.figures import MANY, Group
+from optg.report.markup import slug, text
+from optg.report.palette import LINE, PAGE, PANEL, QUIET, TEXT, style
+from optg.report.plot import Entry, Figure, inline
+from optg.report.runs import Run
+from optg.report.tables import comparison, layer_table, over_seeds, swatch
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a browser then refuses scripts and requests of any kind
+
+
+class Sections:
+    """The figures of a group by the part of the page that they stand in."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.results = [figures.against_sparsity(group), figures.against_flops(group)]
+        self.training = [f(group) for f in (figures.accuracy, figures.late_accuracy, figures.loss, figures.test_loss)]
+        self.schedules = [figures.sparsity(group), figures.rate(group), figures.mask_rate(group)]
+        self.cuts = [figures.removed(group), figures.revived(group)]
+        self.layers = [figures.layer_density(group)]
+
+    def all(self) -> list[Figure]:
+        every = (self.results, self.training, self.schedules, self.cuts, self.layers)
+        return [figure for part in every for figure in part if figure]
+
+
+def page(sections: list[Sections], title: str) -> str:
+    runs = [run for section in sections for run in section.group.runs]
+    contents = "".join(f'<a href="#{anchor(i, s.group)}">{text(s.group.name)}</a>' for i, s in enumerate(sections))
+    nav = f'<nav aria-label="Contents">{contents}<a href="#commands">Commands and versions</a></nav>'
+    body = "\n".join(group_part(i, section) for i, section in enumerate(sections))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{text(title)}</title>
+<style>
+{variables()}
+{(files("optg.report") / "page.css").read_text()}{style()}
+</style>
+</head>
+<body>
+<header>
+<h1>{text(title)}</h1>
+<p>{lead(runs, sections)}</p>
+{nav}
+</header>
+<main>
+{body}
+{commands(sections)}
+</main>
+</body>
+</html>
+"""
+
+
+def variables() -> str:
+    """The colours of the page itself."""
+    pairs = {"text": TEXT, "quiet": QUIET, "line": LINE, "page": PAGE, "panel": PANEL}
+    light, dark = (";".join(f"--{name}:{pair[i]}" for name, pair in pairs.items()) for i in (0, 1))
+    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def lead(runs: list[Run], sections: list[Sections]) -> str:
+    unfinished = sum(not run.finished for run in runs)
+    methods = len({run.method for run in runs})
+    said = f"{counted(len(runs), 'run')} of {counted(methods, 'method')}: {text(', '.join(s.group.name for s in sections))}."
+    if unfinished == 1:
+        said += " One of them has not ended, and is shown as far as it got."
+    elif unfinished:
+        said += f" {unfinished} of them have not ended, and are shown as far as they got."
+    return said
+
+
+def counted(count: int, name: str) -> str:
+    return f"{count} {name}{'s' if count != 1 else ''}"
+
+
+def anchor(i: int, group: Group) -> str:
+    return f"{i + 1}-{slug(group.name)}"
+
+
+def group_part(i: int, section: Sections) -> str:
+    group = section.group
+    parts = [f'<section id="{anchor(i, group)}">', f"<h2>{text(group.name)}</h2>", comparison(group), under_table(group)]
+    if seeds := over_seeds(group):
+        parts += ["<h3>Over seeds</h3>", seeds]
+    parts += part(
+        "Accuracy against sparsity and FLOPs", section.results, "No run that ended has an accuracy to show.", "figures large"
+    )
+    parts += part("Training", section.training, "No metrics of epochs: these runs are known by their summaries.")
+    if any(section.schedules):
+        parts += part("Schedules", section.schedules, "")
+        if not section.schedules[-1]:
+            parts.append(
+                missing("No learning rate of mask scores was recorded; methods that learn scores, as OptG does, have one.")
+            )
+    parts += part(
+        "Removed and revived weights", section.cuts, "The weights that each cut removed and revived were not recorded."
+    )
+    parts += part(
+        "Layers", section.layers, "Densities of layers were not recorded, and there are no weights to count them from."
+    )
+    if any(group.densities):
+        parts.append(f"<details><summary>Densities in numbers, %</summary>{layer_table(group)}</details>")
+    return "\n".join([*parts, "</section>"])
+
+
+def under_table(group: Group) -> str:
+    notes = ["Accuracy is that of the last epoch, on the test images."]
+    if group.paper:
+        notes.append(
+            f"Paper: {text(group.paper.name)} of the OptG paper, {group.paper.epochs} epochs; the difference is in points."
+        )
+        notes += [text(note) for note in group.paper.notes]
+    return f'<p class="note">{" ".join(notes)}</p>'
+
+
+def part(title: str, shown: list[Figure | None], instead: str, grid: str = "figures") -> list[str]:
+    """A heading with its figures and their legend, or a line that says why there are none."""
+    made = [figure for figure in shown if figure]
+    if not made:
+        return [f"<h3>{title}</h3>", missing(instead)]
+    drawn = [f"<figure><figcaption>{text(f.title)}</figcaption>{inline(f)}</figure>" for f in made]
+    entries = dict.fromkeys(entry for figure in made for entry in figure.legend)
+    return [
+        f"<h3>{title}</h3>",
+        legend(list(entries)),
+        f'<div class="{grid}">{"".join(drawn)}</div>',
+    ]
+
+
+def legend(entries: list[Entry]) -> str:
+    items = "".join(f"<li>{swatch(look, line, marker)}{text(label)}</li>" for label, look, line, marker in entries)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def missing(said: str) -> str:
+    return f'<p class="missing">{said}</p>'
+
+
+def commands(sections: list[Sections]) -> str:
+    """What was typed for each run, and what it ran on."""
+    parts = ['<section id="commands">', "<h2>Commands and versions</h2>"]
+    for section in sections:
+        group = section.group
+        made = "\n".join(command(run) for run in group.runs)
+        if len(group.runs) > MANY:
+            made = f"<details><summary>{counted(len(group.runs), 'command')}</summary>{made}</details>"
+        parts.append(f"<h3>{text(group.name)}</h3>\n{environments(group.runs)}\n{made}")
+    return "\n".join([*parts, "</section>"])
+
+
+def environments(runs: list[Run]) -> str:
+    """Versions and hardware, once for all the runs that share them."""
+    shared: dict[str, list[str]] = {}
+    for run in runs:
+        if facts := environment(run):
+            shared.setdefault(facts, []).append(run.label)
+    named = [(facts, f"{', '.join(labels)}: " if len(shared) > 1 else "") for facts, labels in shared.items()]
+    return "\n".join(f'<p class="note">{text(labels)}{text(facts)}</p>' for facts, labels in named)
+
+
+def environment(run: Run) -> str:
+    versions, hardware, revision = (run.summary.get(key) for key in ("versions", "hardware", "revision"))
+    facts = [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
+    facts += [f"revision {str(revision)[:12]}"] if revision else []
+    return " · ".join([*facts, *([str(hardware)] if hardware else [])])
+
+
+def command(run: Run) -> str:
+    typed = run.summary.get("command")
+    line = f"<pre>{text(typed)}</pre>" if typed else missing("The command is recorded when a run ends.")
+    name = f' <span class="quiet">{text(run.name)}</span>' if run.name not in run.label else ""
+    return f'<div class="command"><h4>{text(run.label)}{name}</h4>{line}</div>'

@@ -1,0 +1,195 @@
+"""What there is to show: runs read from their folders, or from summaries that were kept without one.
+
+A folder is one that `optg train` made; a folder of such folders stands for all of them. A `.jsonl` file has one summary.json
+a line; a `.json` file is one summary. A run that has not ended is shown as far as it got.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optg.report.markup import is_number, share
+from optg.training import recipe
+from optg.training.recipe import RecipeError
+
+REQUIRED = {"method": str, "settings": dict, "accuracy": float, "sparsity": float}
+SETTINGS = {"model": str, "data": str, "sparsity": float, "epochs": int, "seed": int}
+
+
+@dataclass
+class Run:
+    """One run, as far as it is known. What was not recorded is None or empty."""
+
+    name: str  # its folder, or the file and line it was read from
+    method: str
+    settings: dict[str, Any]
+    options: dict[str, Any]
+    finished: bool
+    accuracy: float | None
+    sparsity: float | None  # that it reached
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one for each epoch
+    folder: Path | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    label: str = ""  # short, and unlike that of any other run of its group
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """The model and the data: runs that differ in these are not compared."""
+        return self.settings["model"], self.settings["data"]
+
+    @property
+    def target(self) -> float:
+        return self.settings["sparsity"]
+
+    @property
+    def epoch(self) -> int:
+        return self.rows[-1]["epoch"] if self.rows else 0
+
+    def number(self, key: str) -> float | None:
+        """A number of the summary, if it has it."""
+        value = self.summary.get(key)
+        return value if is_number(value) else None
+
+    def curve(self, key: str) -> list[tuple[float, float]]:
+        """A column of the metrics against the epoch, where it was recorded."""
+        return [(row["epoch"], row[key]) for row in self.rows if is_number(row.get(key))]
+
+
+def read_all(paths: Iterable[Path]) -> list[Run]:
+    """Every run that the paths stand for, each folder once."""
+    found: list[Run] = []
+    seen: set[Path] = set()
+    for path in paths:
+        for folder in folders_of(path) if path.is_dir() else []:
+            if folder.resolve() not in seen:
+                seen.add(folder.resolve())
+                found.append(read_folder(folder))
+        if not path.is_dir():
+            found += read_file(path)
+    if not found:
+        raise RecipeError("there is nothing to report; give the folder of a run, or a .jsonl file of summaries")
+    return found
+
+
+def folders_of(path: Path) -> list[Path]:
+    """A run's folder itself, or all runs directly in a folder."""
+    if (path / "recipe.toml").is_file():
+        return [path]
+    inside = sorted(p.parent for p in path.glob("*/recipe.toml"))
+    if not inside:
+        raise RecipeError(f"{path} is not the folder of a run, and has none in it: there is no recipe.toml")
+    return inside
+
+
+def read_folder(path: Path) -> Run:
+    rows = read_metrics(path / "metrics.jsonl")
+    name, ended = path.resolve().name, path / "summary.json"
+    if ended.is_file():
+        run = from_summary(parse(ended.read_bytes(), str(ended)), str(ended), name)
+        run.rows, run.folder = rows, path
+        return run
+    plan = recipe.load(str(path / "recipe.toml"))
+    last = rows[-1] if rows else {}
+    settings, options = vars(plan.recipe), plan.methods.get(plan.method, {})
+    return Run(
+        name, plan.method, settings, options, False, last.get("accuracy"), last.get("sparsity"), rows, path,
+        {"seconds": sum(row.get("seconds", 0.0) for row in rows)},
+    )  # fmt: skip
+
+
+def read_file(path: Path) -> list[Run]:
+    """Summaries: one in a .json file, one a line in a .jsonl file."""
+    if not path.exists():
+        raise RecipeError(f"there is no {path}; give the folder of a run, or a .jsonl file of summaries")
+    if path.suffix == ".json":
+        return [from_summary(parse(path.read_bytes(), str(path)), str(path), path.stem)]
+    if path.suffix != ".jsonl":
+        raise RecipeError(f"{path} is neither the folder of a run nor a .json or .jsonl file of summaries")
+    lines = enumerate(path.read_bytes().splitlines(), 1)
+    return [
+        from_summary(parse(line, f"{path}, line {i}"), f"{path}, line {i}", f"{path.stem}:{i}")
+        for i, line in lines
+        if line.strip()
+    ]
+
+
+def from_summary(known: Any, where: str, name: str) -> Run:
+    require(known, REQUIRED, where)
+    require(known["settings"], SETTINGS, f"{where}: settings")
+    options = known.get("options")
+    return Run(
+        name, known["method"], known["settings"], options if isinstance(options, dict) else {}, True, known["accuracy"],
+        known["sparsity"], summary=known,
+    )  # fmt: skip
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """One row for each epoch. A last line that was cut off, by a kill while it was written, is passed over."""
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    rows = []
+    for i, line in enumerate(lines, 1):
+        row = parse(line, f"{path}, line {i}")
+        require(row, {"epoch": int}, f"{path}, line {i}")
+        rows.append(row)
+    return rows
+
+
+def parse(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise RecipeError(f"{where} is damaged: {error}") from None
+
+
+def require(values: Any, kinds: dict[str, type], where: str) -> None:
+    """Refuse what is not a table with these keys."""
+    if not isinstance(values, dict):
+        raise RecipeError(f"{where} holds a {type(values).__name__}; expected a table of names and values")
+    for key, kind in kinds.items():
+        value = values.get(key)
+        fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+        if not fits:
+            found = "is missing" if key not in values else f"is {value!r}"
+            raise RecipeError(f"{where}: {key!r} {found}; expected a {kind.__name__}, as optg train writes it")
+
+
+def group(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
+    """Runs of one model on one dataset together, in the order they came; within a group by method and sparsity."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.where, []).append(run)
+    for members in groups.values():
+        members.sort(key=lambda run: (run.method != "dense", run.method, run.target, run.settings["seed"]))
+        name_apart(members)
+    return groups
+
+
+def name_apart(runs: list[Run]) -> None:
+    """Label runs by method and sparsity and, where that is not enough, by the settings in which they differ."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        run.label = run.method if run.method == "dense" else f"{run.method} {share(run.target)}"
+        alike.setdefault(run.label, []).append(run)
+    for same in alike.values():
+        varying = [key for key in all_settings(same[0]) if len({repr(all_settings(run).get(key)) for run in same}) > 1]
+        for run in same if len(same) > 1 else []:
+            parts = [said(key, all_settings(run)[key]) for key in varying if key in all_settings(run)]
+            run.label += f", {', '.join(parts) if 0 < len(parts) <= 3 else run.name}"
+    for label in {run.label for run in runs}:
+        for i, run in enumerate([run for run in runs if run.label == label][1:], 2):
+            run.label += f" ({i})"
+
+
+def all_settings(run: Run) -> dict[str, Any]:
+    """What makes a run what it is. Where its data lies does not."""
+    return {key: value for key, value in {**run.settings, **run.options}.items() if key != "folder"}
+
+
+def said(key: str, value: Any) -> str:
+    return f"{key.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{key.replace('_', ' ')} {value}"
