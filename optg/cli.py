@@ -39,6 +39,7 @@ def train(args: list[str]) -> None:
         device: str = "auto"  # cuda, cpu; auto: a GPU if there is one
         minutes: float = 10.0  # between two checkpoints; after an epoch one is made if a tenth of that has passed
         keep: int = 2  # checkpoints
+        tensorboard: bool = False  # write the metrics for TensorBoard too: pip install 'optg[tensorboard]'
 
     options = tyro.cli(Train, args=rest, default=Train(plan.recipe, chosen), prog="optg train", description=train.__doc__)
     changed = {f.name: getattr(options.method, f.name) for f in dataclasses.fields(options.method)}
@@ -48,7 +49,7 @@ def train(args: list[str]) -> None:
 
     from rich.console import Console
 
-    from optg.training import run
+    from optg.training import board, run
     from optg.training.checkpoint import list_steps
     from optg.training.loop import Saving
     from optg.training.parallel import start
@@ -56,9 +57,12 @@ def train(args: list[str]) -> None:
     folder = options.output or Path("runs") / run.name_of(plan)
     if not options.resume and list_steps(folder / "checkpoints"):
         raise RecipeError(f"{folder} has checkpoints; give another --output, or leave out --no-resume to go on from them")
-    parallel = start(options.parallel, options.device)
+    if options.tensorboard:
+        board.refuse_missing()
     console = Console()
-    summary = run.run(plan, folder, parallel, Saving(options.minutes, options.keep), console)
+    with start(options.parallel, options.device) as parallel:
+        saving = Saving(options.minutes, options.keep)
+        summary = run.run(plan, folder, parallel, saving, console, options.tensorboard)
     if parallel.first:
         text = f"{plan.method}: accuracy {summary['accuracy']:.2%} at sparsity {summary['sparsity']:.2%}, "
         console.print(
@@ -155,12 +159,107 @@ def reproduce(options: Annotated[Reproduce, tyro.conf.arg(name="")]) -> None:
     sys.exit(command.reproduce(options))
 
 
+def report(
+    runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")],
+    output: Path = Path("report"),
+    title: str = "Sparse training runs",
+) -> None:
+    """Show runs on one HTML page: tables, curves, schedules, layers, the paper's points, commands; and the figures as files.
+
+    Args:
+        runs: folders of runs, a folder of such folders, or .jsonl files of their summaries.
+        output: the folder that index.html and figures/ are written to.
+        title: of the page.
+    """
+    from optg.report import write
+
+    print(write(runs, output, title))
+
+
+def export(
+    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")],
+    to: Literal["packed", "safetensors", "onnx"] = "packed",
+    output: Path | None = None,
+    values: Literal["float32", "bfloat16"] = "float32",
+) -> None:
+    """Write a trained model as one small file: optg export runs/digits-optg-0.95-seed0
+
+    Args:
+        what: the folder of a run, or of one of its checkpoints: RUN/checkpoints/step-N.
+        to: packed: graph, masks and values, for optg.load, run and bench; safetensors: dense tensors; onnx: for other engines.
+        output: the file; by default in the run's folder.
+        values: of the weights in a packed file; bfloat16 rounds them.
+    """
+    from optg.deploy.export import export as write
+
+    print(write(what, to, output, values))
+
+
+def infer(
+    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|RUN")],
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = (),
+    data: Literal["test"] | None = None,
+    folder: str | None = None,
+    threads: int | None = None,
+) -> None:
+    """Run a trained model on this CPU, skipping its zeros: optg run model.optg photo.jpg, or optg run RUN --data test
+
+    Args:
+        what: a packed file, or the folder of a run.
+        images: files; the five likeliest classes of each are printed.
+        data: the test images of the model's data: prints accuracy and images a second.
+        folder: that has the data; by default the recipe's, else ./data.
+        threads: by default as many as there are cores.
+    """
+    from rich.console import Console
+
+    from optg.deploy import infer as deployed
+
+    deployed.infer(what, list(images), data == "test", folder, threads, Console())
+
+
+def bench(
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|FILE|MODEL")],
+    batches: tuple[int, ...] = (1, 32),
+    threads: tuple[int, ...] = (),
+    seconds: float = 2.0,
+    output: Path | None = None,
+    plot: Path | None = None,
+    sparsity: float = 0.9,
+    classes: int | None = None,
+    shape: tuple[int, int, int] | None = None,
+) -> None:
+    """Measure a model on this CPU: optg against torch, torch.compile and, where installed, onnxruntime and OpenVINO.
+
+    Args:
+        what: a run, a packed file, or a model's name, which gets random weights and masks.
+        batches: sizes to measure.
+        threads: numbers of threads to measure; by default 1 and as many as there are cores.
+        seconds: for each engine in each setting, at least.
+        output: a JSON file to write.
+        plot: a figure to write: .png, .svg or .pdf.
+        sparsity: of a model that is given by name, shared among its layers as ERK says.
+        classes: of such a model; by default 1000 for ImageNet's, else 10.
+        shape: of its images: channels, height, width.
+    """
+    from rich.console import Console
+
+    from optg.deploy import bench as benches
+
+    subject = benches.Subject(what, sparsity, classes, shape)
+    benches.run(subject, list(batches), list(threads), seconds, output, plot, Console())
+
+
 COMMANDS: dict[str, Any] = {
     "evaluate": evaluate,
     "summary": summary,
     "methods": methods,
     "recipes": recipes,
     "reproduce": reproduce,
+    "report": report,
+    "export": export,
+    "run": infer,
+    "bench": bench,
 }
 
 
@@ -202,4 +301,4 @@ def main() -> None:
 
 def expected(error: Exception) -> bool:
     """Is this about what a user gave, and says all there is to say? Then it needs no traceback."""
-    return isinstance(error, (ValueError, OSError)) or type(error).__name__ in ("InUse", "Diverged")
+    return isinstance(error, (ValueError, OSError)) or type(error).__name__ in ("InUse", "Diverged", "Disagreement")

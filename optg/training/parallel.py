@@ -2,15 +2,16 @@
 
 import os
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass
 class Parallel:
-    """This process's place among those that train together."""
+    """This process's place among those that train together. As a context, it leaves them at the end."""
 
     mode: str = "none"  # none, ddp (a copy of the model in each process) or fsdp (FSDP2: a piece of it in each)
     rank: int = 0
@@ -20,6 +21,13 @@ class Parallel:
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.mode != "none" and kind in (None, SystemExit):  # after an error the others might not come, and all would wait
+            dist.destroy_process_group()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.mode == "ddp":
@@ -35,15 +43,28 @@ class Parallel:
 
     def total(self, *values: float) -> list[float]:
         """Sums over all processes."""
-        if self.world == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return tensor.tolist()
+        return self.reduce(values, dist.ReduceOp.SUM)
+
+    def most(self, *values: float) -> list[float]:
+        """The largest of all processes, to the last bit the same in each."""
+        return self.reduce(values, dist.ReduceOp.MAX)
 
     def any(self, flag: bool) -> bool:
         """Does any process say so?"""
-        return flag if self.world == 1 else self.total(float(flag))[0] > 0
+        return self.most(float(flag))[0] > 0
+
+    def reduce(self, values: tuple[float, ...], how: "dist.ReduceOp.RedOpType") -> list[float]:
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, how)
+        return tensor.tolist()
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The values of every process, a row for each."""
+        rows = [torch.empty_like(values) for _ in range(self.world)]
+        dist.all_gather(rows, values)
+        return torch.stack(rows)
 
 
 def start(mode: str, device: str) -> Parallel:

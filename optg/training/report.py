@@ -1,6 +1,7 @@
 """What a person sees while a run trains: a progress bar in a terminal, a line for each epoch in a log."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,15 +10,18 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from torch import Tensor
 
 from optg.sparsifier import Sparsifier
+from optg.training.board import Board
 
 EVERY = 0.5  # seconds between two looks at the loss: each is a sync
 
 
 class Report:
-    """Silent but in the first process."""
+    """Silent but in the first process. `board` is the folder of a run that is to be seen in TensorBoard too."""
 
-    def __init__(self, name: str, console: Console, silent: bool = False) -> None:
+    def __init__(self, name: str, console: Console, silent: bool = False, board: Path | None = None) -> None:
         self.console, self.silent = console, silent
+        self.board_folder = board
+        self.board: Board | None = None
         self.live = console.is_terminal and not silent
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
         self.bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not self.live)
@@ -30,6 +34,8 @@ class Report:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+        if self.board:
+            self.board.close()
 
     def say(self, text: str) -> None:
         if not self.silent:
@@ -50,7 +56,11 @@ class Report:
     def metrics(self, row: dict[str, Any], epochs: int) -> None:
         self.accuracy = row["accuracy"]
         if not self.live:
+            unreadable = f"  {row['unreadable']} unreadable images" if row["unreadable"] else ""
             self.say(
                 f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
-                f"sparsity {row['sparsity']:.2%}  {row['images_per_second']:,.0f} images/s"
+                f"sparsity {row['sparsity']:.2%}  {row['images_per_second']:,.0f} images/s{unreadable}"
             )
+        if self.board_folder:
+            self.board = self.board or Board(self.board_folder, row["epoch"])
+            self.board.write(row)

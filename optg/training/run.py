@@ -19,10 +19,11 @@ from optg import models
 from optg.accounting import count
 from optg.training import recipe
 from optg.training.folder import RunFolder, is_run
-from optg.training.loop import Saving, Setup, set_up, train
+from optg.training.loop import Saving, train
 from optg.training.parallel import Parallel
 from optg.training.recipe import Plan
 from optg.training.report import Report
+from optg.training.setup import Setup, set_up
 from optg.training.state import whole
 from optg.weights import bare
 
@@ -32,7 +33,9 @@ def name_of(plan: Plan) -> str:
     return f"{plan.name}-{plan.method}-{plan.recipe.sparsity:g}-seed{plan.recipe.seed}"
 
 
-def run(plan: Plan, path: Path, parallel: Parallel, saving: Saving, console: Console) -> dict[str, Any]:
+def run(
+    plan: Plan, path: Path, parallel: Parallel, saving: Saving, console: Console, tensorboard: bool = False
+) -> dict[str, Any]:
     """Train, or go on training, and leave recipe, metrics, summary and model in the folder."""
     folder, setup = RunFolder(path), set_up(plan, parallel)
     if not parallel.first:
@@ -41,7 +44,7 @@ def run(plan: Plan, path: Path, parallel: Parallel, saving: Saving, console: Con
             gather_model(setup)
             return {}  # the first process sums it up
     refuse_other_plan(plan, folder)
-    with folder.locked(), Report(path.name, console) as report:
+    with folder.locked(), Report(path.name, console, board=path if tensorboard else None) as report:
         folder.write("recipe.toml", recipe.dump(plan))
         metrics = train(setup, folder, parallel, report, saving)
         tensors = gather_model(setup)
@@ -84,6 +87,7 @@ def summary_of(
         "nonzero": account.nonzero,
         "flops": account.flops,
         "dense_flops": account.dense_flops,
+        "unreadable": metrics["unreadable"],
         "seconds": sum(row["seconds"] for row in rows),
         "hardware": hardware(),
         "versions": {"optg": optg.__version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -2,15 +2,20 @@
 
 import signal
 import sys
+import time
 from types import FrameType
 from typing import Self
 
 from optg.training.parallel import Parallel
 
+AGAIN = 2.0  # seconds: a SIGINT within them, under torchrun, is the first one passed on
+
 
 class Stop:
-    def __init__(self) -> None:
+    def __init__(self, parallel: Parallel) -> None:
+        self.parallel = parallel
         self.signal: int | None = None
+        self.at = 0.0
         self.before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -23,14 +28,16 @@ class Stop:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal == number == signal.SIGINT:
+        passed_on = self.parallel.mode != "none" and time.monotonic() - self.at < AGAIN
+        if self.signal == number == signal.SIGINT and not passed_on:
             raise KeyboardInterrupt
-        self.signal = number
+        self.signal, self.at = self.signal or number, time.monotonic()
 
-    def asked(self, parallel: Parallel) -> bool:
-        """Has a signal come? Processes that train together agree on it."""
-        return parallel.any(self.signal is not None)
+    @property
+    def asked(self) -> bool:
+        return self.signal is not None
 
     def leave(self, message: str) -> None:
-        print(message, file=sys.stderr)
+        if self.parallel.first:
+            print(message, file=sys.stderr)
         sys.exit(128 + (self.signal or signal.SIGTERM))

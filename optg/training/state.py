@@ -13,23 +13,32 @@ from optg.weights import bare, is_distributed, like, local, owned, piece_of
 
 
 def gather(
-    model: nn.Module, optimizer: torch.optim.Optimizer, sparsifier: Sparsifier
+    model: nn.Module, optimizer: torch.optim.Optimizer, sparsifier: Sparsifier, keep: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every process must call this: what is split is joined."""
-    tensors = {f"model.{name}": whole(t) for name, t in bare(model).state_dict().items()}
+    """Every process must call this: what is split is joined, one tensor at a time. One of them is to `keep` it, on the CPU."""
+    tensors: dict[str, Tensor] = {}
+
+    def add(name: str, tensor: Tensor) -> None:
+        joined = whole(tensor)
+        if keep:
+            tensors[name] = joined.detach().cpu()
+
+    for name, t in bare(model).state_dict().items():
+        add(f"model.{name}", t)
     plain: dict[str, Any] = {}
     for i, p in enumerate(owned(optimizer)):
         for key, value in optimizer.state.get(p, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{i}.{key}"] = whole(value)
+                add(f"optimizer.{i}.{key}", value)
             else:
                 plain[f"{i}.{key}"] = value
     sparse = sparsifier.state_dict()
     for kind, values in sparse.pop("tensors").items():
-        tensors |= {f"sparsifier.{kind}.{name}": whole(t) for name, t in values.items()}
-    tensors["random.cpu"] = torch.get_rng_state()
+        for name, t in values.items():
+            add(f"sparsifier.{kind}.{name}", t)
+    add("random.cpu", torch.get_rng_state())
     if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
+        add("random.cuda", torch.cuda.get_rng_state())
     return tensors, {"optimizer": plain, "sparsifier": sparse}
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from optg.training import recipe
-from optg.training.loop import set_up
 from optg.training.parallel import Parallel
 from optg.training.rates import learning_rate
+from optg.training.setup import set_up
 
 IMAGES = {"digits": "synthetic:1x8x8:10:64", "cifar10": "synthetic:3x32x32:10:64", "cifar100": "synthetic:3x32x32:100:64"}
 

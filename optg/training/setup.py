@@ -1,0 +1,63 @@
+"""What a plan builds before the first step: data, model, optimizer and method."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from optg import data as datasets
+from optg import models
+from optg.data import Data
+from optg.sparsifier import Sparsifier, sparsify
+from optg.training.parallel import Parallel
+from optg.training.recipe import Plan, Recipe, build_method
+from optg.training.step import Step
+
+
+@dataclass
+class Setup:
+    recipe: Recipe
+    data: Data
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    sparsifier: Sparsifier
+    step: Step
+
+
+def set_up(plan: Plan, parallel: Parallel) -> Setup:
+    """Data, model, optimizer and method of a plan. Nothing is written: what cannot be built leaves no trace."""
+    recipe = plan.recipe
+    torch.manual_seed(recipe.seed)
+    torch.backends.cudnn.benchmark = True  # shapes are fixed: the fastest kernels are worth looking for
+    data = datasets.load(
+        recipe.data, recipe.folder, batch_size=recipe.batch_size, device=parallel.device, seed=recipe.seed, rank=parallel.rank,
+        world=parallel.world,
+    )  # fmt: skip
+    model = models.build(recipe.model, data.classes).to(parallel.device)
+    if recipe.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = parallel.wrap(model)
+    optimizer = build_optimizer(recipe, model, parallel)
+    criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+    sparsifier = sparsify(
+        model, optimizer, build_method(plan), sparsity=recipe.sparsity, epochs=recipe.epochs,
+        steps_per_epoch=data.steps_per_epoch, loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
+    )  # fmt: skip
+    forward: Any = torch.compile(model) if recipe.compile else model
+    return Setup(recipe, data, model, optimizer, sparsifier, Step(forward, optimizer, sparsifier, criterion, recipe, parallel))
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module, parallel: Parallel) -> torch.optim.Optimizer:
+    cuda = parallel.device.type == "cuda"
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    if not recipe.decay_norms:
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        rest = [p for p in model.parameters() if p.ndim < 2]
+        groups = [{"params": matrices}, {"params": rest, "weight_decay": 0.0}]
+    rate = torch.tensor(recipe.lr, device=parallel.device) if cuda else recipe.lr  # a CUDA graph reads it from the device
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=rate, weight_decay=recipe.weight_decay, fused=cuda)
+    return torch.optim.SGD(
+        groups, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay, nesterov=recipe.nesterov, fused=cuda
+    )
