@@ -38,7 +38,7 @@ def disturbed(rank: int, folder: str) -> None:
     recipe = Recipe("tests.training.own:model", "tests.training.own:data", epochs=3, batch_size=16, sparsity=0.5)
     messages = {
         "ddp": "the mask of 5.weight on rank 1 is not that of rank 0",
-        "fsdp": "the mask of 5.weight has .* zeros over all",
+        "fsdp": "the mask of 5.weight has .* zeros over all ranks",
     }
     for mode, message in messages.items():
         parallel = Parallel(mode, rank, 2)
