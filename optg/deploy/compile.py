@@ -1,0 +1,257 @@
+"""optg.compile: a model -> inference on a CPU that skips the zeros.
+
+fast = optg.compile(model, example_input)
+y = fast(x)                                  # as model.eval()(x)
+print(fast)                                  # how each layer runs
+"""
+
+import io
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from optg.deploy.engine import structs
+from optg.deploy.engine.build import Library, NoCompiler, library
+from optg.deploy.engine.lower import Lowered, lower
+from optg.deploy.engine.net import Conv, Op
+from optg.deploy.engine.plan import Program, Segment
+from optg.deploy.engine.tune import Tuner
+from optg.deploy.graph import Graph, Node, capture, check_inputs, filled, refs_in, resolve, run
+
+
+def compile(model: nn.Module, example_input: Any, threads: int | None = None, *, isa: str | None = None) -> "Compiled":
+    """A copy of the model, in evaluation mode, that runs on the CPU and skips zero weights.
+
+    Args:
+        example_input: what the model is called with: a tensor, or a tuple of tensors. The batch may later have any size, if
+            the model allows it; it is planned for when it is first seen.
+        threads: how many; by default as many as torch uses. Results do not depend on it.
+        isa: native, avx512, avx2 or scalar, to compile the engine for.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}; expected at least 1")
+    graph = capture(model, example_input)
+    for name, dtype in zip(graph.inputs, graph.dtypes):
+        if dtype != torch.float32:
+            raise ValueError(f"the input {name} is of {dtype}; the engine takes torch.float32")
+    return Compiled(graph, threads or torch.get_num_threads(), isa)
+
+
+@dataclass
+class Part:
+    """A segment, with its programs: for groups of so many images."""
+
+    segment: Segment
+    programs: dict[int, Program]
+
+
+class Compiled:
+    """A model that the engine runs. `notes` says what runs in torch instead, and why."""
+
+    def __init__(self, graph: Graph, threads: int, isa: str | None = None) -> None:
+        self.graph = Graph(**{**vars(graph), "tensors": {n: t.detach().clone() for n, t in graph.tensors.items()}})
+        self.threads = threads
+        self.notes: list[str] = []
+        self.library: Library | None = None
+        self.lock = threading.Lock()
+        self.pool: int | None = None
+        self.arenas: list[tuple[Any, int]] = []
+        self.arena_size = 0
+        try:
+            self.library = library(isa)
+        except NoCompiler as error:
+            self.notes.append(f"everything runs in torch: {error}")
+            warnings.warn(f"optg.compile falls back to torch: {error}", stacklevel=3)
+            return
+        self.lowered: Lowered = lower(self.graph)
+        self.notes += self.lowered.notes
+        self.tuner = Tuner(self.library)
+        self.parts = segments(self.lowered, self.graph)
+        self.last = last_uses(self.parts, self.lowered, self.graph)
+        if threads > 1:
+            self.pool = self.library.c.engine_pool(threads)
+            self.threads = self.library.c.engine_pool_threads(self.pool) if self.pool else 1
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        check_inputs(self.graph, inputs)
+        for name, value in zip(self.graph.inputs, inputs):
+            if value.dtype != torch.float32 or value.device.type != "cpu":
+                raise ValueError(f"the input {name} is {value.dtype} on {value.device}; the engine takes torch.float32 on cpu")
+        with torch.no_grad():
+            if self.library is None:
+                return run(self.graph, *inputs)
+            with self.lock:
+                return self.execute([value.detach() for value in inputs])
+
+    def execute(self, inputs: list[Tensor]) -> Any:
+        values: dict[str, Any] = dict(zip(self.graph.inputs, inputs))
+        batch = inputs[0].shape[0]
+
+        def value(name: str) -> Any:
+            """A value as torch wants it, under any of its names."""
+            if name in values:
+                return values[name]
+            if name in self.graph.tensors:
+                return self.graph.tensors[name]
+            return values[self.lowered.root(name)].reshape(batch, *self.lowered.forms[name])
+
+        for i, part in enumerate(self.parts):
+            if isinstance(part, Node):
+                known = {name: value(name) for name in refs_in((part.args, part.kwargs))}
+                values[part.name] = resolve(part.op)(*filled(part.args, known), **filled(part.kwargs, known))
+            else:
+                given = [value(name).contiguous() for name in part.segment.inputs]
+                values.update(self.run_part(part, given, given[0].shape[0] if given else batch))
+            for name in self.last.get(i, ()):
+                values.pop(name, None)
+        return filled(self.graph.outputs, {name: value(name) for name in refs_in(self.graph.outputs)})
+
+    def run_part(self, part: Part, given: list[Tensor], batch: int) -> dict[str, Tensor]:
+        made = {name: torch.empty(batch, *self.lowered.forms[name]) for name in part.segment.outputs}
+        if batch == 0:
+            return made
+        addresses = structs.pointers([t.data_ptr() for t in (*given, *made.values())])
+        done = 0
+        for images, groups in self.groups(batch):
+            program = self.program(part, images)
+            tensors = [*given, *made.values()]
+            if done:
+                addresses = structs.pointers([t[done:].data_ptr() for t in tensors])
+            self.run_groups(program, addresses, len(tensors), groups)
+            done += images * groups
+        return made
+
+    def groups(self, batch: int) -> list[tuple[int, int]]:
+        """A batch as groups: (images in one, how many such groups). Independent of the number of threads."""
+        lanes = self.library.lanes if self.library else 1
+        whole, rest = divmod(batch, lanes)
+        plan = [(lanes, whole)] if whole else []
+        if rest and 2 * rest >= lanes > 2:
+            return [*plan, (rest, 1)]
+        return [*plan, (1, rest)] if rest else plan
+
+    def run_groups(self, program: Program, addresses: Any, count: int, groups: int) -> None:
+        """Groups that come out even go to one thread each; the threads share the work of each of the others."""
+        each = groups - groups % self.threads if self.threads > 1 else groups
+        for first, n, together in ((0, each, 0), (each, groups - each, 1)):
+            if n:
+                arenas = self.workspace(program.size, 1 if together else min(self.threads, n))
+                self.launch(program, addresses, count, arenas, first, n, together)
+
+    def launch(self, program: Program, addresses: Any, count: int, arenas: Any, first: int, groups: int, together: int) -> None:
+        assert self.library is not None
+        sections = program.sections
+        task = structs.Run(
+            structs.address(sections), len(sections), structs.address(addresses), count, structs.address(arenas),
+            first, groups, together,
+        )  # fmt: skip
+        self.library.c.engine_run(self.pool, structs.address(task))
+
+    def workspace(self, size: int, number: int) -> Any:
+        """Arenas for so many threads, kept between calls."""
+        if size > self.arena_size:
+            self.arenas, self.arena_size = [], size
+        while len(self.arenas) < number:
+            self.arenas.append(structs.arena(self.arena_size))
+        return structs.pointers([address for _, address in self.arenas])
+
+    def program(self, part: Part, images: int) -> Program:
+        assert self.library is not None
+        if images not in part.programs:
+            part.programs[images] = Program(part.segment, images, 0, self.library, self.tuner)
+            self.tuner.save()
+        return part.programs[images]
+
+    def __del__(self) -> None:
+        if getattr(self, "pool", None) and self.library is not None:
+            self.library.c.engine_pool_free(self.pool)
+            self.pool = None
+
+    def summary(self) -> Table:
+        """How each layer runs."""
+        table = Table("layer", "runs as", "shape", "density", "tile")
+        if self.library is None:
+            return table
+        for part in self.parts:
+            if isinstance(part, Node):
+                if part.op.startswith("aten.") and ".sym_" not in part.op:
+                    table.add_row(part.name, f"torch {part.op}")
+                continue
+            tilings = {k: t for p in part.programs.values() for k, t in p.tilings.items()}
+            for op in part.segment.ops:
+                table.add_row(*describe(op, part.segment, tilings))
+        return table
+
+    def __repr__(self) -> str:
+        stream = io.StringIO()
+        console = Console(file=stream, width=110)
+        console.print(self.summary())
+        for note in self.notes:
+            console.print(f"note: {note}", soft_wrap=True, highlight=False)
+        return stream.getvalue().rstrip()
+
+
+def describe(op: Op, segment: Segment, tilings: dict[str, Any]) -> list[str]:
+    kind = type(op).__name__.lower()
+    extras = [op.activation.label] if op.activation.label else []
+    shape = "×".join(map(str, segment.shapes[op.output]))
+    if not isinstance(op, Conv):
+        return [op.output, " + ".join([kind, *extras]), shape, "", ""]
+    density = op.nonzero / op.weight.size
+    tile = tilings.get(op.output)
+    shared = tile is not None and tile.channels > 1
+    kernel = "×".join(map(str, op.window.kernel))
+    parts = [f"{'dense' if shared else 'sparse'} {kernel}", *(["add"] if len(op.inputs) > 1 else []), *extras]
+    return [op.name, " + ".join(parts), shape, f"{density:.1%}", "×".join(map(str, tile[:3])) if tile else ""]
+
+
+def segments(lowered: Lowered, graph: Graph) -> list[Any]:
+    """Runs of the engine's operations, and torch's nodes between them."""
+    parts: list[Any] = []
+    ops: list[Op] = []
+    outputs = {lowered.root(name) for name in refs_in(graph.outputs)}
+
+    def wanted_later(name: str, index: int) -> bool:
+        for item in lowered.order[index:]:
+            used = item.inputs if isinstance(item, Op) else list(refs_in((item.args, item.kwargs)))
+            if name in map(lowered.root, used):
+                return True
+        return name in outputs
+
+    def close(index: int) -> None:
+        if ops:
+            made = [op.output for op in ops]
+            inputs = list(dict.fromkeys(n for op in ops for n in op.inputs if n not in made))
+            later = [name for name in made if wanted_later(name, index)]
+            parts.append(Part(Segment(list(ops), inputs, later, lowered.shapes), {}))
+            ops.clear()
+
+    for index, item in enumerate(lowered.order):
+        if isinstance(item, Op):
+            ops.append(item)
+        else:
+            close(index)
+            parts.append(item)
+    close(len(lowered.order))
+    return parts
+
+
+def last_uses(parts: list[Any], lowered: Lowered, graph: Graph) -> dict[int, list[str]]:
+    """Which values are not needed any more after each part."""
+    kept = {lowered.root(name) for name in refs_in(graph.outputs)} | set(refs_in(graph.outputs))
+    last: dict[str, int] = {}
+    for i, part in enumerate(parts):
+        used = refs_in((part.args, part.kwargs)) if isinstance(part, Node) else part.segment.inputs
+        for name in used:
+            last[name] = last[lowered.root(name)] = i
+    over: dict[int, list[str]] = {}
+    for name, i in last.items():
+        if name not in kept:
+            over.setdefault(i, []).append(name)
+    return over
