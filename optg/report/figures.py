@@ -31,14 +31,12 @@ class Group:
     def name(self) -> str:
         return f"{self.model} on {self.data}"
 
-    def legend(self, runs: Iterable[int], line: bool = True) -> list[Entry]:
-        shown = list(runs)
-        if len(shown) <= MANY:
-            return [(self.runs[i].label, self.looks[i], line, not line) for i in shown]
-        return [(name, look, line, not line) for name, look in self.methods.items() if self.has(name)]
-
-    def has(self, method: str) -> bool:
-        return any(run.method == method for run in self.runs)
+    def legend(self, runs: Iterable[int]) -> list[Entry]:
+        """Of lines: the runs by their labels, or where there are many, their methods."""
+        if len(self.runs) <= MANY:
+            return [(self.runs[i].label, self.looks[i], True, False) for i in runs]
+        shown = {self.runs[i].method for i in runs}
+        return [(name, look, True, False) for name, look in self.methods.items() if name in shown]
 
 
 def make_group(model: str, data: str, runs: list[Run]) -> Group:
@@ -184,13 +182,13 @@ def scatter(
     shown = [(run, x) for run in group.runs if run.finished and (x := ours(run)) is not None and is_number(run.accuracy)]
     if not shown:
         return None
-    alike: dict[str, list[tuple[float, float, float]]] = {}
+    alike: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     points: dict[str, list[tuple[Run, float]]] = {}
     for run, x in shown:
         same = {key: value for key, value in all_settings(run).items() if key not in ("sparsity", "seed")}
-        alike.setdefault(f"{run.method} {same}", []).append((run.target, x, 100 * (run.accuracy or 0.0)))
+        alike.setdefault((run.method, repr(same)), []).append((run.target, x, 100 * (run.accuracy or 0.0)))
         points.setdefault(run.method, []).append((run, x))
-    series = [Series(key.split()[0], group.methods[key.split()[0]], means(places)) for key, places in alike.items()]
+    series = [Series(method, group.methods[method], means(places)) for (method, _), places in alike.items()]
     series = [s for s in series if len(s.points) > 1]
     for method, found in points.items():
         places = [(x, 100 * (run.accuracy or 0.0)) for run, x in found]

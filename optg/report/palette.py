@@ -11,12 +11,12 @@ COLOURS = (  # on a light page, on a dark one
     ("#ba266d", "#fc5c9c"),
     ("#386caa", "#8ecbf5"),
     ("#9b6c00", "#ecad34"),
-    ("#0a93ac", "#14abab"),
+    ("#0a93ac", "#1fa0a0"),
     ("#8560f5", "#9a9dff"),
     ("#3a551d", "#7ea352"),
     ("#cc6a72", "#fec2b7"),
     ("#4c22b7", "#7973ec"),
-    ("#76106f", "#d3a3ca"),
+    ("#76106f", "#b54ab5"),
 )
 TEXT, QUIET, LINE, PAGE, PANEL = (
     ("#1c2126", "#e4e7ea"),

@@ -64,7 +64,8 @@ def alone(figure: Figure) -> str:
             parts.append(f'<text x="28" y="9" fill="currentColor">{text(label)}</text></g>')
     return (
         f'{MADE}<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{2 * WIDTH}" height="{2 * height}" font-family="{FONT}" font-size="11" class="ink">\n<style>{style()}</style>\n'
+        f'width="{2 * WIDTH}" height="{2 * height}" font-family="{FONT}" font-size="11" class="ink">\n'
+        f"<style>{style()}</style>\n"
         f'<rect class="page" width="100%" height="100%" fill="currentColor"/>\n{"".join(parts)}\n</svg>\n'
     )
 

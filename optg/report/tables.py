@@ -74,11 +74,11 @@ def progress(run: Run) -> str:
 
 def over_seeds(group: Group) -> str:
     """Mean and deviation of runs that differ in their seed alone. Empty where no two do."""
-    alike: dict[str, list[int]] = {}
+    alike: dict[tuple[str, str], list[int]] = {}
     for i, run in enumerate(group.runs):
         if run.finished and is_number(run.accuracy):
             same = {key: value for key, value in all_settings(run).items() if key != "seed"}
-            alike.setdefault(f"{run.method} {same}", []).append(i)
+            alike.setdefault((run.method, repr(same)), []).append(i)
     rows = []
     for members in alike.values():
         if len(members) > 1:

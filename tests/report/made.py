@@ -39,7 +39,8 @@ def row(epoch: int, recipe: Recipe, method: str, accuracy: float) -> dict[str, A
         "step": 10 * epoch, "epoch": epoch, "loss": 2.3 * math.exp(-4 * done), "test_loss": 2.3 * math.exp(-3 * done),
         "accuracy": accuracy * (1 - 0.8 * math.exp(-6 * done)), "sparsity": recipe.sparsity * done, "lr": rate, "seconds": 1.5,
         "images_per_second": 5e4, "removed": 100 * epoch, "revived": 10 * (epoch % 3),
-        **({"score_lr": rate * done} if method == "optg" else {}), "layers": {name: [count, 7, 3] for name, count in zeros.items()},
+        **({"score_lr": rate * done} if method == "optg" else {}),
+        "layers": {name: [count, 7, 3] for name, count in zeros.items()},
     }  # fmt: skip
 
 

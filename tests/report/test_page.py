@@ -1,0 +1,149 @@
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import made
+
+from optg.report import write
+
+PARTS = ("Accuracy against sparsity and FLOPs", "Training", "Schedules", "Removed and revived weights", "Layers")
+
+
+def page_of(output: Path, *paths: Path) -> str:
+    return write(paths, output, "Runs").read_text().replace("\N{NO-BREAK SPACE}", " ")
+
+
+class Tags(HTMLParser):
+    """Every element of the page, checked to be closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_a_page_of_two_methods(tmp_path):
+    made.run(tmp_path / "runs" / "one", "optg", 0.9268)
+    made.run(tmp_path / "runs" / "two", "rigl", 0.9)
+    page = page_of(tmp_path / "out", tmp_path / "runs")
+    assert [title for title in PARTS if f"<h3>{title}</h3>" in page] == list(PARTS)
+    assert 'class="missing"' not in page
+    cells = re.search(r"optg 95 %</span></th>(.*?)</tr>", page).group(1)
+    assert re.findall(r"<td class=n>([^<]*)</td>", cells) == [
+        "95.00", "92.68", "93.79", "−1.11", "1.00 M", "19.9 M", "5.0", "12", "0", "2 min 32 s",
+    ]  # fmt: skip
+    assert "optg train --method optg --output one" in page and "torch 2.11.0" in page and "revision 0e60166a1250" in page
+    assert "Tab. 1 of the OptG paper, 160 epochs" in page and "The paper&#x27;s text gives SNIP 89.59" in page
+
+
+def test_the_figures_are_files_too_and_old_ones_go(tmp_path):
+    made.run(tmp_path / "one")
+    (tmp_path / "out" / "figures").mkdir(parents=True)
+    (tmp_path / "out" / "figures" / "mine.svg").write_text("<svg/>")
+    page_of(tmp_path / "out", tmp_path / "one")
+    names = {path.name.removeprefix("vgg19-on-cifar10-") for path in (tmp_path / "out" / "figures").iterdir()}
+    assert names == {
+        "accuracy.svg", "accuracy-late.svg", "loss.svg", "test-loss.svg", "sparsity.svg", "rate.svg", "mask-rate.svg",
+        "removed.svg", "revived.svg", "layers.svg", "accuracy-sparsity.svg", "accuracy-flops.svg", "mine.svg",
+    }  # fmt: skip
+    page_of(tmp_path / "out", made.run(tmp_path / "two", data="cifar100"))
+    left = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert "mine.svg" in left and not any("cifar10-" in name for name in left) and len(left) == 13
+
+
+def test_what_was_not_recorded_is_said(tmp_path):
+    page = page_of(tmp_path / "out", made.run(tmp_path / "old", ended=False, old=True))
+    for said in (
+        "One of them has not ended",
+        "6 of 12",
+        "No run that ended has an accuracy to show",
+        "No learning rate of mask scores was recorded",
+        "each cut removed and revived were not recorded",
+        "Densities of layers were not recorded",
+        "The command is recorded when a run ends",
+    ):
+        assert said in page, said
+    (tmp_path / "all.jsonl").write_text(json.dumps(made.summary()) + "\n")
+    assert "No metrics of epochs" in page_of(tmp_path / "out", tmp_path / "all.jsonl")
+
+
+def test_accuracies_that_are_no_numbers_are_dashes(tmp_path):
+    page = page_of(tmp_path / "out", made.run(tmp_path / "a", "gsm", math.nan))
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).lower().replace("nance", "")
+    assert "<td class=n>95.00</td><td class=n>–</td>" in page
+
+
+def test_seeds_are_summed_up(tmp_path):
+    for seed, accuracy in enumerate((0.92, 0.93, 0.94)):
+        made.run(tmp_path / "runs" / str(seed), "optg", accuracy, seed=seed)
+    page = page_of(tmp_path / "out", tmp_path / "runs")
+    row = re.search(r"optg 95 %</span></th>(.*?)</tr>", page).group(1)
+    assert re.findall(r"<td class=n>([^<]*)</td>", row) == ["93.00", "± 1.00", "3", "92.00 to 94.00"]
+
+
+def test_hostile_names_stay_text(tmp_path):
+    evil = '"><script>alert(1)</script><img src=x onerror=alert(1)>'.replace("/", "∕")
+    made.run(tmp_path / evil, "optg", data=f"my:{evil}", model=evil)
+    made.run(tmp_path / "b", f"optg'{evil}", data=f"my:{evil}", model=evil)
+    tags = Tags(write([tmp_path], tmp_path / "out", evil).read_text())
+    assert {"script", "img"}.isdisjoint(tag for tag, _ in tags.found)
+    assert not any(name.startswith("on") for _, attributes in tags.found for name in attributes)
+    for figure in (tmp_path / "out" / "figures").iterdir():
+        assert "<script" not in figure.read_text() and figure.parent == tmp_path / "out" / "figures"
+
+
+def test_forty_runs_and_nothing_from_elsewhere(tmp_path):
+    page = write([made.forty(tmp_path / "runs")], tmp_path / "out", "Runs").read_text()
+    tags = Tags(page)
+    assert {"script", "link", "iframe", "img"}.isdisjoint(tag for tag, _ in tags.found)
+    addresses = [a[name] for _, a in tags.found for name in ("href", "src", "xlink:href") if name in a]
+    assert addresses and all(address.startswith("#") for address in addresses)
+    assert "url(" not in page and "@import" not in page and len(page) < 400_000
+    anchors = {a["id"] for _, a in tags.found if "id" in a}
+    assert {address[1:] for address in addresses} == anchors
+
+
+def test_the_same_runs_make_the_same_bytes(tmp_path):
+    made.forty(tmp_path / "runs")
+    digests = []
+    for name in ("a", "b"):
+        write([tmp_path / "runs"], tmp_path / name, "Runs")
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        digests.append([(path.relative_to(tmp_path / name), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files])
+    assert digests[0] == digests[1] and len(digests[0]) == 13
+
+
+def optg(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "optg", "report", *map(str, args)], capture_output=True, text=True)
+
+
+def test_the_command(tmp_path):
+    made.run(tmp_path / "runs" / "a")
+    done = optg(tmp_path / "runs" / "a", "--output", tmp_path / "out", "--title", "Mine & yours")
+    assert done.returncode == 0 and done.stdout == f"{tmp_path / 'out' / 'index.html'}\n" and done.stderr == ""
+    assert "<title>Mine &amp; yours</title>" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_the_command_refuses_in_one_line(tmp_path):
+    (made.run(tmp_path / "runs" / "a") / "summary.json").write_text("{")
+    done = optg(tmp_path / "runs", "--output", tmp_path / "out")
+    assert done.returncode == 2 and "summary.json is damaged" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,142 @@
+import json
+import math
+from pathlib import Path
+
+import made
+import pytest
+
+from optg.report.layers import densities
+from optg.report.runs import group, read_all
+
+
+def labels(*paths: Path) -> list[str]:
+    return [run.label.replace("\N{NO-BREAK SPACE}", " ") for members in group(read_all(paths)).values() for run in members]
+
+
+def write_lines(path: Path, *summaries: dict) -> Path:
+    path.write_text("".join(json.dumps(known) + "\n" for known in summaries))
+    return path
+
+
+def test_a_folder_is_read_with_its_epochs(tmp_path):
+    (run,) = read_all([made.run(tmp_path / "a", "rigl", 0.91)])
+    assert (run.method, run.accuracy, run.sparsity, run.finished, run.epoch) == ("rigl", 0.91, 0.95, True, 12)
+    assert run.curve("removed") == [(epoch, 100 * epoch) for epoch in range(1, 13)]
+    assert run.curve("score_lr") == []
+
+
+def test_a_run_that_has_not_ended_is_shown_as_far_as_it_got(tmp_path):
+    (run,) = read_all([made.run(tmp_path / "a", ended=False)])
+    assert not run.finished and run.epoch == 6 and run.number("seconds") == 9.0
+    assert run.accuracy == run.rows[-1]["accuracy"] and run.sparsity == 0.475
+
+
+def test_a_run_with_no_epoch_yet(tmp_path):
+    folder = made.run(tmp_path / "a", ended=False)
+    (folder / "metrics.jsonl").unlink()
+    (run,) = read_all([folder])
+    assert (run.epoch, run.accuracy, run.rows) == (0, None, [])
+
+
+def test_a_folder_of_runs_stands_for_all_of_them_each_once(tmp_path):
+    made.run(tmp_path / "a", "rigl")
+    made.run(tmp_path / "b", "gmp")
+    assert labels(tmp_path, tmp_path / "a") == ["gmp 95 %", "rigl 95 %"]
+
+
+def test_summaries_of_a_file_have_no_epochs(tmp_path):
+    file = write_lines(tmp_path / "cifar.jsonl", made.summary("optg"), made.summary("gmp", sparsity=0.9))
+    runs = read_all([file])
+    assert [(run.name, run.method, run.rows) for run in runs] == [("cifar:1", "optg", []), ("cifar:2", "gmp", [])]
+    (tmp_path / "one.json").write_text(json.dumps(made.summary("set"), indent=2))
+    assert labels(tmp_path / "one.json") == ["set 95 %"]
+
+
+def test_runs_are_grouped_by_model_and_data_and_named_by_what_differs(tmp_path):
+    file = write_lines(
+        tmp_path / "all.jsonl",
+        made.summary(seed=0), made.summary(seed=1), made.summary("dense", sparsity=0.0), made.summary("gmp", lr=0.1),
+        made.summary("gmp", lr=0.05, weight_decay=1e-3), made.summary(data="cifar100"), made.summary(data="cifar100"),
+    )  # fmt: skip
+    assert list(group(read_all([file]))) == [("vgg19", "cifar10"), ("vgg19", "cifar100")]
+    assert labels(file) == [
+        "dense",
+        "gmp 95 %, lr 0.1, weight decay 0.002",
+        "gmp 95 %, lr 0.05, weight decay 0.001",
+        "optg 95 %, seed 0",
+        "optg 95 %, seed 1",
+        "optg 95 %, all:6",
+        "optg 95 %, all:7",
+    ]
+
+
+def test_a_line_that_was_cut_off_is_passed_over(tmp_path):
+    folder = made.run(tmp_path / "a", ended=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 70, "epoch": 7, "lo')
+    (run,) = read_all([folder])
+    assert run.epoch == 6
+
+
+def test_an_accuracy_that_is_not_a_number_is_read(tmp_path):
+    (run,) = read_all([made.run(tmp_path / "a", "gsm", math.nan)])
+    assert run.accuracy is not None and math.isnan(run.accuracy) and run.curve("accuracy") == []
+
+
+def without(key: str) -> str:
+    return json.dumps({name: value for name, value in made.summary().items() if name != key})
+
+
+@pytest.mark.parametrize(
+    "file, text, said",
+    [
+        ("summary.json", '{"method": "op', "summary.json is damaged: Unterminated string"),
+        ("summary.json", "\udcff", "summary.json is damaged"),
+        ("summary.json", "[]", "summary.json holds a list; expected a table"),
+        ("summary.json", without("accuracy"), "summary.json: 'accuracy' is missing; expected a float"),
+        ("summary.json", json.dumps({**made.summary(), "settings": {"model": 3}}), "settings: 'model' is 3; expected a str"),
+        ("metrics.jsonl", '{"epoch": 1}\nnonsense\n{"epoch": 3}\n', "metrics.jsonl, line 2 is damaged"),
+        ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl, line 1: 'epoch' is missing; expected a int"),
+        ("model.safetensors", "no weights", "model.safetensors is damaged: it does not begin as a safetensors file does"),
+    ],
+)
+def test_what_is_damaged_is_named(tmp_path, file, text, said):
+    folder = made.run(tmp_path / "a", old=True)
+    (folder / file).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError) as error:
+        densities(read_all([folder])[0])
+    assert said in str(error.value) and str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    for path, said in (
+        (tmp_path / "empty", "has none in it"),
+        (tmp_path / "no", "there is no"),
+        (tmp_path / "notes.txt", "neither"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read_all([path])
+    with pytest.raises(ValueError, match="nothing to report"):
+        read_all([])
+
+
+def test_densities_are_those_of_the_last_cut_or_counted_from_the_weights(tmp_path):
+    new, old, cut = (made.run(tmp_path / "new"), made.run(tmp_path / "old", old=True), made.run(tmp_path / "cut", ended=False))
+    sizes = {name: math.prod(shape) for name, shape in made.LAYERS.items()}
+    kept = {name: 1 - round(0.95 * size) / size for name, size in sizes.items()}
+    assert densities(read_all([new])[0]) == pytest.approx(kept) and list(densities(read_all([new])[0])) == list(made.LAYERS)
+    assert densities(read_all([old])[0]) == pytest.approx(kept)
+    assert list(densities(read_all([old])[0])) == ["classifier.weight", "features.0.weight", "features.10.weight"]
+    assert densities(read_all([cut])[0]) == {}  # no weights to know the layers' sizes from, and no number of classes
+
+
+def test_densities_without_weights_come_from_the_models_own_shapes(tmp_path):
+    folder = made.run(tmp_path / "a", model="digits", data="digits")
+    (folder / "model.safetensors").unlink()
+    from optg.models import build
+
+    layers = {name: [p.numel() // 4, 0, 0] for name, p in build("digits", 10).named_parameters() if p.ndim > 1}
+    (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 12, "layers": layers}) + "\n")
+    assert densities(read_all([folder])[0]) == pytest.approx(dict.fromkeys(layers, 0.75))
