@@ -108,7 +108,10 @@ def choice(options: Reproduce) -> "Choice":
     for sparsity in options.sparsity:
         if not 0 < sparsity < 1:
             raise ValueError(f"--sparsity is {sparsity}; expected the share of weights to remove, between 0 and 1")
-    return Choice(options.on, options.only, options.columns, options.sparsity, options.seeds, settings, options.output)
+    return Choice(
+        options.on, options.only, options.columns, sparsity=options.sparsity, seeds=options.seeds, settings=settings,
+        output=options.output,
+    )  # fmt: skip
 
 
 def overview(options: Reproduce) -> Table:

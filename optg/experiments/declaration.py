@@ -145,6 +145,7 @@ class Choice:
     on: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # rows, by label or method
     columns: tuple[str, ...] = ()
+    asked: bool = False  # columns too that run only when asked for
     sparsity: tuple[float, ...] = ()
     seeds: tuple[int, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
@@ -203,7 +204,7 @@ def chosen_columns(said: dict[str, Any], choice: Choice) -> list[dict[str, Any]]
         return pick("column", choice.columns, columns)
     if choice.sparsity and all("sparsity" in column for column in columns):
         return [{"label": f"{100 * s:g}", "sparsity": 100 * s} for s in choice.sparsity]
-    return [column for column in columns if not column.get("asked")]
+    return [column for column in columns if choice.asked or not column.get("asked")]
 
 
 def pick(what: str, wanted: tuple[str, ...], known: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from rich.table import Table
 from optg.experiments.declaration import Cell, Experiment
 from optg.experiments.record import Summaries
 
+FAR = math.log(2)  # a run that keeps twice the wanted weights, or half of them, is no answer
+
 
 @dataclass
 class Line:
@@ -40,7 +42,7 @@ def lines(experiment: Experiment, known: Summaries) -> list[Line]:
 
 
 def chosen(cell: Cell, known: Summaries) -> list[dict[str, Any]]:
-    """The run of each seed that has ended; of alternatives the one nearest to the wanted sparsity, in kept weights."""
+    """The run of each seed that has ended; of alternatives the one nearest to the wanted sparsity, if it is near at all."""
     seeds: dict[int, list[dict[str, Any]]] = {}
     for run in cell.runs:
         if run.key in known:
@@ -49,10 +51,11 @@ def chosen(cell: Cell, known: Summaries) -> list[dict[str, Any]]:
     def distance(summary: dict[str, Any]) -> float:
         return abs(math.log(max(1 - summary["sparsity"], 1e-9) / (1 - (cell.sparsity or 0.0))))
 
-    return [min(found, key=distance) for found in seeds.values()]
+    nearest = [min(found, key=distance) for found in seeds.values()]
+    return [summary for summary in nearest if distance(summary) < FAR]
 
 
-COLUMNS = ("on", "row", "column", "ours", "paper", "difference", "sparsity", "MFLOPs", "seeds", "seconds")
+COLUMNS = ("on", "what", "at", "ours", "paper", "difference", "sparsity", "MFLOPs", "seeds", "seconds")
 
 
 def texts(line: Line) -> list[str]:
@@ -64,24 +67,35 @@ def texts(line: Line) -> list[str]:
         return [cell.place, cell.row, column, "", theirs, "", "", "", "", ""]
     spread = "" if line.deviation is None else f" ± {line.deviation:.2f}"
     difference = "" if line.difference is None else f"{line.difference:+.2f}"
+    flops = f" (paper {number(paper.flops / 1e6)})" if paper and paper.flops else ""
     seeds = ", ".join(str(s["settings"]["seed"]) for s in line.summaries)
     return [
         cell.place, cell.row, column, f"{line.accuracy:.2f}{spread}", theirs, difference,
-        f"{100 * line.mean('sparsity'):.2f} %", f"{line.mean('flops') / 1e6:,.1f}", seeds, f"{line.mean('seconds'):,.0f}",
+        f"{100 * line.mean('sparsity'):.2f} %", number(line.mean("flops") / 1e6) + flops, seeds, f"{line.mean('seconds'):,.0f}",
     ]  # fmt: skip
 
 
-def used(experiment: Experiment, rows: list[list[str]]) -> list[int]:
-    """The columns that say something."""
-    return [i for i, name in enumerate(COLUMNS) if name in ("row", "ours", "paper") or any(row[i] for row in rows)]
+def number(value: float) -> str:
+    """Three digits at least."""
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def used(rows: list[list[str]]) -> list[int]:
+    """The columns that say something; where there is one place, it need not be said."""
+
+    def says(i: int) -> bool:
+        values = {row[i] for row in rows}
+        return COLUMNS[i] in ("what", "ours", "paper") or (len(values) > 1 if COLUMNS[i] == "on" else values != {""})
+
+    return [i for i in range(len(COLUMNS)) if says(i)]
 
 
 def table(experiment: Experiment, known: Summaries) -> Table:
     rows = [texts(line) for line in lines(experiment, known)]
     made = Table(title=experiment.title, title_justify="left", caption="\n".join(experiment.notes), caption_justify="left")
-    keep = used(experiment, rows)
+    keep = used(rows)
     for i in keep:
-        made.add_column(COLUMNS[i], justify="left" if i < 3 else "right")
+        made.add_column(COLUMNS[i], justify="left" if i < 3 else "right", overflow="fold")
     for row in rows:
         made.add_row(*(row[i] for i in keep))
     return made

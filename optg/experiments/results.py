@@ -1,0 +1,93 @@
+"""RESULTS.md from results/*.jsonl: every figure on the page is read from the summary of a run, none is typed."""
+
+from pathlib import Path
+from typing import Any
+
+from optg.experiments import declaration, record
+from optg.experiments.declaration import Choice, Experiment
+from optg.experiments.table import COLUMNS, Line, lines, texts, used
+
+HEAD = """# Results
+
+Made by `optg reproduce --results RESULTS.md` from `results/*.jsonl`, the `summary.json` of each run; not edited by hand.
+Accuracy (`ours`, `paper`) is top-1 in % on the test images after the last epoch, never the best epoch; ± is the standard
+deviation over seeds. `difference` is ours minus the paper's. FLOPs are multiply-adds of one image with the zeros left out. Seconds
+are of training, as the run ran: runs that share a GPU take longer each, and less together.
+"""
+
+
+def write(path: Path) -> None:
+    """The page, from the records in the folder `results` beside it."""
+    folder = path.parent / "results"
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; expected it beside {path.name}, with the records of runs (*.jsonl)")
+    path.write_text(page(folder))
+
+
+def page(folder: Path) -> str:
+    known: record.Summaries = {}
+    for file in sorted(folder.glob("*.jsonl")):
+        for row in record.read(file):
+            known.setdefault(declaration.key_of(row), row)
+    parts, missing, left = [HEAD], [], dict(known)
+    for name in declaration.names():
+        places = [section(name, place, known, left) for place in declaration.contents()[name].get("on", {})]
+        parts += [text for text in places if text]
+        if not any(places) and places:
+            missing.append(f"`{name}`")
+    if left:
+        parts.append(others(list(left.values())))
+    if missing:
+        parts.append(f"Not run yet: {', '.join(missing)}.\n")
+    return "\n".join(parts)
+
+
+def section(name: str, place: str, known: record.Summaries, left: record.Summaries) -> str:
+    """One experiment at one place, or nothing where no run of it is there. Takes its runs out of `left`."""
+    experiment = declaration.load(name, Choice(on=(place,), asked=True))
+    found = [line for line in lines(experiment, known) if line.summaries]
+    for run in experiment.runs:
+        left.pop(run.key, None)
+    if not found:
+        return ""
+    rows = [texts(line) for line in found]
+    keep = used(rows)
+    parts = [
+        f"## {experiment.title}, {place}\n",
+        f"`optg reproduce {name} --on {place}`\n",
+        markdown([COLUMNS[i] for i in keep], [[row[i] for i in keep] for row in rows]),
+        provenance(experiment, found),
+        *(f"- {note}" for note in experiment.notes),
+        commands([summary for line in found for summary in line.summaries]),
+    ]
+    return "\n".join(parts)
+
+
+def provenance(experiment: Experiment, found: list[Line]) -> str:
+    summaries = [summary for line in found for summary in line.summaries]
+    wanted = declaration.load(experiment.name, Choice(on=(found[0].cell.place,))).runs
+    made = sorted({f"{s['hardware']}, torch {s['versions']['torch']}" for s in summaries})
+    total = sum(s["seconds"] for s in {declaration.key_of(s): s for s in summaries}.values())
+    return f"- {'; '.join(made)}; {total:,.0f} s of training in the runs above; {len(wanted)} runs make the whole experiment."
+
+
+def others(summaries: list[dict[str, Any]]) -> str:
+    """Runs that belong to no experiment."""
+    rows = []
+    for s in summaries:
+        settings = s["settings"]
+        what = f"{settings['model']} on {settings['data']}, {settings['epochs']} epochs"
+        figures = [f"{100 * s['accuracy']:.2f}", f"{100 * s['sparsity']:.2f} %", f"{s['flops'] / 1e6:,.1f}"]
+        rows.append([what, s["method"], *figures, str(settings["seed"]), f"{s['seconds']:,.0f}", s["hardware"]])
+    head = ["what", "method", "ours", "sparsity", "MFLOPs", "seed", "seconds", "hardware"]
+    return "\n".join(["## Other runs\n", markdown(head, rows), commands(summaries)])
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]) + "\n"
+
+
+def commands(summaries: list[dict[str, Any]]) -> str:
+    """Each once, folded away."""
+    unique = list(dict.fromkeys(s["command"] for s in summaries))
+    return "\n".join(["", "<details><summary>Commands</summary>", "", "```", *unique, "```", "", "</details>", ""])
