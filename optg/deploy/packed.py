@@ -17,6 +17,8 @@ import math
 import os
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -109,14 +111,17 @@ def save(path: Path, graph: Graph, about: About, values: Values = "float32") -> 
     for name, tensor in graph.tensors.items():
         if not same_bits(again.tensors[name], rounded(tensor, graph.kinds[name], values)):
             raise AssertionError(f"{name} was not read back as it was written")
-    write(path, content)
+    with appearing(path) as partial:
+        partial.write_bytes(content)
     return len(content)
 
 
-def write(path: Path, content: bytes) -> None:
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A name to write to; the file gets its own when the block ends well, and is gone when it does not."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_bytes(content)
+        yield partial
         sync(partial)
         os.replace(partial, path)
     except BaseException:

@@ -1,0 +1,465 @@
+"""How fast a model runs on this CPU: optg against torch, torch.compile, onnxruntime and OpenVINO.
+
+A number of threads is a process of its own, since some engines settle theirs once. Within it all engines are ready before
+the first is timed, and take short turns, so that whatever else the machine does meets all of them alike.
+"""
+
+import inspect
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor, nn
+
+import optg
+from optg import models
+from optg.allocation import layer_zeros
+from optg.deploy import packed
+from optg.deploy.export import Trained, account_of, open_trained, to_onnx
+from optg.deploy.graph import capture
+from optg.deploy.packed import About
+from optg.weights import find_prunable
+
+Network = Callable[[Tensor], Tensor]
+ROUNDS = 5  # at least: turns of each engine
+
+
+@dataclass
+class Subject:
+    """What is measured."""
+
+    what: str  # a run, a checkpoint, a packed file, or a model's name
+    sparsity: float = 0.9  # of a model that is given by name, whose masks are random
+    classes: int | None = None  # of such a model; None: as it is usually used
+    shape: tuple[int, int, int] | None = None
+
+
+@dataclass
+class Timing:
+    """One engine in one setting."""
+
+    engine: str
+    threads: int
+    batch: int
+    milliseconds: float  # a call: the median
+    low: float  # the quartiles
+    high: float
+    calls: int
+    difference: float  # the largest from torch's output, relative to its largest
+
+    @property
+    def images_per_second(self) -> float:
+        return 1000 * self.batch / self.milliseconds
+
+
+@dataclass
+class Report:
+    subject: dict[str, Any]  # name, size, non-zeros, FLOPs
+    hardware: str
+    versions: dict[str, str]
+    timings: list[Timing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+# ---- what is measured
+
+
+def open_subject(subject: Subject) -> Trained:
+    path = Path(subject.what)
+    if path.exists() or "/" in subject.what:
+        return open_trained(path)
+    if not 0 <= subject.sparsity < 1:
+        raise ValueError(f"--sparsity is {subject.sparsity:g}; expected at least 0 and below 1")
+    classes = subject.classes or usual_classes(subject.what)
+    shape = subject.shape or ((3, 224, 224) if classes == 1000 else (1, 8, 8) if subject.what == "digits" else (3, 32, 32))
+    torch.manual_seed(0)
+    model = models.build(subject.what, classes)
+    prune_at_random(model, subject.sparsity)
+    settle_norms(model, shape)
+    name = f"{subject.what} with random weights and random ERK masks of sparsity {subject.sparsity:g}"
+    return Trained(model.eval(), About(name, classes, shape, account=account_of(model, shape)))
+
+
+def usual_classes(name: str) -> int:
+    """1000 for ImageNet's models, 10 for those of small images."""
+    if name not in models.MODELS:
+        return 1000
+    return inspect.signature(models.MODELS[name]).parameters["classes"].default
+
+
+@torch.no_grad()
+def prune_at_random(model: nn.Module, sparsity: float) -> None:
+    """Zeros at random places, as many in each layer as the Erdős–Rényi-Kernel budget says."""
+    weights = list(find_prunable(model, None, ()).values())
+    for weight, zeros in zip(weights, layer_zeros("erk", [w.shape for w in weights], sparsity)):
+        weight.view(-1)[torch.randperm(weight.numel())[:zeros]] = 0.0
+
+
+@torch.no_grad()
+def settle_norms(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Let batch norms see some noise, so that activations have a usual size and do not shrink from layer to layer."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    moments = {norm: norm.momentum for norm in norms}
+    for norm in norms:
+        norm.momentum = None  # the plain average
+    model.train()
+    model(torch.randn(8, *shape))
+    for norm, momentum in moments.items():
+        norm.momentum = momentum
+
+
+def describe(trained: Trained) -> dict[str, Any]:
+    """Name, size in bytes, non-zeros and FLOPs."""
+    graph = capture(trained.model, trained.example)
+    dense = sum(t.numel() * t.element_size() for t in graph.tensors.values())
+    size = trained.path.stat().st_size if trained.path else len(packed.pack(graph, trained.about))
+    return {"name": trained.about.name, "packed_bytes": size, "dense_bytes": dense, **trained.about.account}
+
+
+# ---- the engines
+
+
+@dataclass
+class Engine:
+    """A way to run a model: `prepare` makes a function of a batch of one size."""
+
+    name: str
+    prepare: Callable[["Place"], Network]
+    packages: tuple[str, ...] = ()
+
+
+@dataclass
+class Place:
+    """What an engine is given to prepare with."""
+
+    trained: Trained
+    example: Tensor  # of the batch's size
+    threads: int
+    onnx: Path
+
+
+def as_optg(place: Place) -> Network:
+    return optg.compile(place.trained.model, place.example, threads=place.threads)
+
+
+def as_torch(place: Place) -> Network:
+    return place.trained.model
+
+
+def as_compiled(place: Place) -> Network:
+    """With frozen weights, so that norms are folded and layouts chosen: the fastest form for inference."""
+    torch._dynamo.reset()
+    return torch.compile(place.trained.model, options={"freezing": True})
+
+
+def as_onnxruntime(place: Place) -> Network:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = place.threads, 1
+    options.add_free_dimension_override_by_name("batch", len(place.example))
+    session = onnxruntime.InferenceSession(str(place.onnx), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+
+
+def as_openvino(precision: str) -> Callable[[Place], Network]:
+    def prepare(place: Place) -> Network:
+        import openvino
+
+        model = openvino.Core().read_model(place.onnx)
+        model.reshape(list(place.example.shape))
+        options = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "INFERENCE_NUM_THREADS": place.threads,
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
+        return lambda images: torch.from_numpy(request.infer([images.numpy()], share_inputs=True)[0])
+
+    return prepare
+
+
+ONNX = ("onnx", "onnxscript")
+ENGINES = (
+    Engine("optg", as_optg),
+    Engine("torch", as_torch),
+    Engine("torch.compile", as_compiled),
+    Engine("onnxruntime", as_onnxruntime, (*ONNX, "onnxruntime")),
+    Engine("openvino f32", as_openvino("f32"), (*ONNX, "openvino")),
+    Engine("openvino bf16", as_openvino("bf16"), (*ONNX, "openvino")),
+)
+
+
+# ---- measuring
+
+
+def measure(subject: Subject, batches: list[int], threads: int, seconds: float) -> tuple[list[Timing], list[str]]:
+    """All engines at one number of threads, in this process."""
+    torch.set_num_threads(threads)
+    trained, timings, notes = open_subject(subject), list[Timing](), list[str]()
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        onnx = Path(folder) / "model.onnx"
+        engines = [engine for engine in ENGINES if not [p for p in engine.packages if find_spec(p) is None]]
+        notes += [f"{e.name} is not installed: pip install {' '.join(e.packages)}" for e in ENGINES if e not in engines]
+        if any(engine.packages for engine in engines):
+            to_onnx(trained.model, trained.example, onnx)
+        for batch in batches:
+            images = torch.randn(batch, *trained.about.shape, generator=torch.Generator().manual_seed(batch))
+            expected, networks = trained.model(images), dict[str, Network]()
+            for engine in engines:
+                try:
+                    network = engine.prepare(Place(trained, images, threads, onnx))
+                    warm_up(network, images)
+                    networks[engine.name] = network
+                except Exception as error:  # one engine's trouble is not the others'
+                    reason = next(iter(str(error).strip().splitlines()), "")
+                    notes.append(f"{engine.name} failed at batch {batch}: {type(error).__name__}: {reason}")
+            timings += time_in_turns(networks, images, expected, threads, seconds)
+    return timings, notes
+
+
+def warm_up(network: Network, images: Tensor) -> None:
+    """At least three calls, and a quarter of a second."""
+    start, calls = time.perf_counter(), 0
+    while calls < 3 or time.perf_counter() - start < 0.25:
+        network(images)
+        calls += 1
+
+
+def time_in_turns(
+    networks: dict[str, Network], images: Tensor, expected: Tensor, threads: int, seconds: float
+) -> Iterator[Timing]:
+    """Give each engine a turn, in an order drawn anew each round, until each had so many seconds."""
+    times: dict[str, list[float]] = {name: [] for name in networks}
+    order, chance, start, rounds = list(networks), random.Random(0), time.perf_counter(), 0
+    while rounds < ROUNDS or time.perf_counter() - start < seconds * len(order):
+        chance.shuffle(order)
+        for name in order:
+            times[name] += turn(networks[name], images)
+        rounds += 1
+    for name, network in networks.items():
+        low, median, high = statistics.quantiles(times[name], n=4)
+        difference = float((network(images) - expected).abs().max() / expected.abs().max())
+        yield Timing(name, threads, len(images), median, low, high, len(times[name]), difference)
+
+
+def turn(network: Network, images: Tensor) -> list[float]:
+    """Milliseconds of each call, for a twentieth of a second. The first, in caches full of another's data, does not count."""
+    network(images)
+    times, start = list[float](), time.perf_counter()
+    while not times or time.perf_counter() - start < 0.05:
+        begin = time.perf_counter()
+        network(images)
+        times.append(1000 * (time.perf_counter() - begin))
+    return times
+
+
+def bench(subject: Subject, batches: list[int], threads: list[int], seconds: float, console: Console) -> Report:
+    """Measure, each number of threads in a process of its own."""
+    for name, numbers in (("--batches", batches), ("--threads", threads)):
+        if not numbers or min(numbers) < 1:
+            raise ValueError(f"{name} is {' '.join(map(str, numbers)) or 'empty'}; expected numbers of at least 1")
+    if not seconds > 0:
+        raise ValueError(f"--seconds is {seconds:g}; expected above 0")
+    packages = {package: version(package) for package in ("torch", "onnxruntime", "openvino") if find_spec(package)}
+    report = Report(describe(open_subject(subject)), hardware(), {"optg": optg.__version__, **packages})
+    for count in threads:
+        with console.status(f"measuring with {count} thread{'s' if count > 1 else ''} …"):
+            timings, notes = in_own_process(subject, batches, count, seconds)
+        report.timings += timings
+        report.notes += [note for note in notes if note not in report.notes]
+    return report
+
+
+def in_own_process(subject: Subject, batches: list[int], threads: int, seconds: float) -> tuple[list[Timing], list[str]]:
+    """`measure`, where nothing has settled on a number of threads yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        request = json.dumps([asdict(subject), batches, threads, seconds, str(answer)])
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "optg.deploy.bench", request]
+        child = subprocess.run(command, env=environment, capture_output=True)
+        if child.returncode or not answer.exists():
+            last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+            raise ValueError(f"the process that measured with {threads} threads ended with code {child.returncode}: {last[0]}")
+        timings, notes = json.loads(answer.read_text())
+    return [Timing(**timing) for timing in timings], notes
+
+
+def answer(request: str) -> None:
+    """What the process started by `in_own_process` does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends this process
+    subject, batches, threads, seconds, path = json.loads(request)
+    timings, notes = measure(Subject(**subject), batches, threads, seconds)
+    Path(path).write_text(json.dumps([[asdict(timing) for timing in timings], notes]))
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def hardware() -> str:
+    """The processor's name, and how many cores of it there are."""
+    name = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).is_file():
+        lines = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        name = lines[0] if lines else name
+    return f"{name}, {cores()} core{'s' if cores() > 1 else ''}"
+
+
+# ---- showing
+
+
+def summary(report: Report) -> str:
+    about = report.subject
+    return (
+        f"{about['name']}: {about['packed_bytes'] / 1e6:,.3f} MB packed, {about['packed_bytes'] / about['dense_bytes']:.2%} of "
+        f"{about['dense_bytes'] / 1e6:,.3f} MB dense; {about['nonzero']:,} of {about['parameters']:,} parameters; "
+        f"{about['flops'] / 1e6:,.2f} of {about['dense_flops'] / 1e6:,.2f} MFLOPs"
+    )
+
+
+def by_setting(report: Report) -> dict[tuple[int, int], list[Timing]]:
+    """The timings of each (batch, threads)."""
+    settings: dict[tuple[int, int], list[Timing]] = {}
+    for timing in report.timings:
+        settings.setdefault((timing.batch, timing.threads), []).append(timing)
+    return settings
+
+
+def best_other(timings: list[Timing]) -> Timing | None:
+    """The fastest engine but optg that computes in float32."""
+    return min((t for t in timings if t.engine not in ("optg", "openvino bf16")), key=lambda t: t.milliseconds, default=None)
+
+
+def table(report: Report) -> Table:
+    made = Table(title=escape(summary(report)), title_justify="left", caption=escape(report.hardware), caption_justify="left")
+    made.add_column("engine")
+    for column in ("batch", "threads", "ms a call", "quartiles", "images/s", "× torch", "difference"):
+        made.add_column(column, justify="right")
+    for timings in by_setting(report).values():
+        torch_time = next((t.milliseconds for t in timings if t.engine == "torch"), float("nan"))
+        for t in timings:
+            made.add_row(
+                t.engine,
+                str(t.batch),
+                str(t.threads),
+                f"{t.milliseconds:,.3f}",
+                f"{t.low:,.3f}–{t.high:,.3f}",
+                f"{t.images_per_second:,.0f}",
+                f"{torch_time / t.milliseconds:.2f}",
+                f"{t.difference:.1e}",
+                style="bold" if t.engine == "optg" else "",
+            )
+        made.add_section()
+    return made
+
+
+def verdicts(report: Report) -> Iterator[str]:
+    """optg against the best of the others in float32, in each setting."""
+    for (batch, threads), timings in by_setting(report).items():
+        ours, other = next((t for t in timings if t.engine == "optg"), None), best_other(timings)
+        if ours and other:
+            factor = other.milliseconds / ours.milliseconds
+            where = f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+            yield f"{where}: optg is {factor:.2f} × as fast as {other.engine}, the best other in float32"
+
+
+def write_json(report: Report, path: Path) -> None:
+    timings = [{**asdict(t), "images_per_second": t.images_per_second} for t in report.timings]
+    with packed.appearing(path) as partial:
+        partial.write_text(json.dumps({**asdict(report), "timings": timings}, indent=2) + "\n")
+
+
+def draw(report: Report, path: Path) -> None:
+    """Images a second of each engine, a panel for each setting; whiskers are the quartiles."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    settings = by_setting(report)
+    batches, threads = sorted({b for b, _ in settings}), sorted({t for _, t in settings})
+    engines = [engine.name for engine in ENGINES if any(t.engine == engine.name for t in report.timings)]
+    figure, axes = plt.subplots(
+        len(batches),
+        len(threads),
+        figsize=(1 + 4.2 * len(threads), 0.9 + (0.5 + 0.32 * len(engines)) * len(batches)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for (batch, count), timings in settings.items():
+        axis, other = axes[batches.index(batch)][threads.index(count)], best_other(timings)
+        for t in timings:
+            row, speed = engines.index(t.engine), t.images_per_second
+            spread = [[speed - 1000 * batch / t.high], [1000 * batch / t.low - speed]]
+            colour = "#ba266d" if t.engine == "optg" else "#8a949e"
+            axis.barh(row, speed, xerr=spread, color=colour, height=0.7, error_kw={"elinewidth": 1, "capsize": 2})
+            factor = f"  {other.milliseconds / t.milliseconds:.2f} ×" if t.engine == "optg" and other else ""
+            axis.annotate(f"{speed:,.0f}{factor}", (1000 * batch / t.low, row), (4, 0), textcoords="offset points", va="center")
+        axis.set_yticks(range(len(engines)), engines)
+        axis.invert_yaxis()
+        axis.set_title(f"batch {batch}, {count} thread{'s' if count > 1 else ''}", loc="left", fontsize=10)
+        axis.margins(x=0.25)
+        axis.set_xlim(left=0)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("images a second")
+    figure.suptitle(f"{summary(report)}\n{report.hardware}; ×: against the best other in f32", fontsize=8, x=0.01, ha="left")
+    with packed.appearing(path) as partial:
+        figure.savefig(partial, format=path.suffix[1:], dpi=150)
+    plt.close(figure)
+
+
+def check_plot(path: Path) -> Path:
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--plot {path} should end in .png, .svg or .pdf")
+    return path
+
+
+def run(
+    subject: Subject,
+    batches: list[int],
+    threads: list[int],
+    seconds: float,
+    output: Path | None,
+    plot: Path | None,
+    console: Console,
+) -> None:
+    """What `optg bench` does."""
+    for path in (output, plot and check_plot(plot)):
+        if path and not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
+    report = bench(subject, batches, threads or sorted({1, cores()}), seconds, console)
+    console.print(table(report))
+    for line in (*verdicts(report), *report.notes):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if output:
+        write_json(report, output)
+    if plot:
+        draw(report, plot)
+
+
+if __name__ == "__main__":
+    answer(sys.argv[1])

@@ -1,0 +1,264 @@
+"""A trained model out of its run: as one packed file, as plain tensors, or for other engines."""
+
+import dataclasses
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import optg
+from optg import data as datasets
+from optg import models
+from optg.accounting import count
+from optg.data import cifar, digits, imagenet, synthetic
+from optg.deploy import packed
+from optg.deploy.graph import capture
+from optg.deploy.packed import About, Values, appearing
+from optg.training import checkpoint, recipe
+from optg.training.folder import is_run
+from optg.training.recipe import Plan, RecipeError
+from optg.training.run import reopen, revision
+
+Form = Literal["packed", "safetensors", "onnx"]
+SUFFIXES: dict[Form, str] = {"packed": ".optg", "safetensors": ".safetensors", "onnx": ".onnx"}
+
+
+@dataclass
+class Trained:
+    """A model on the CPU, in evaluation mode, and what it is."""
+
+    model: nn.Module
+    about: About
+    plan: Plan | None = None  # of the run it came from; None: from a file
+    path: Path | None = None  # the file it came from
+
+    @property
+    def example(self) -> Tensor:
+        """An image of zeros, as a batch of one."""
+        return torch.zeros(1, *self.about.shape, dtype=next(self.model.parameters()).dtype)
+
+
+# ---- reading a run
+
+
+def open_trained(path: Path) -> Trained:
+    """The model of a run's folder, of one of its checkpoints, or of a packed file."""
+    if is_run(path):
+        plan, facts = known(path)
+        _, model = reopen(path, facts["classes"])
+        return described(model, plan, facts, {})
+    if path.is_dir() and (path / checkpoint.VALUES).is_file() and is_run(path.parent.parent):
+        plan, facts = known(path.parent.parent)
+        return described(from_checkpoint(path, plan, facts["classes"]), plan, facts, {"checkpoint": path.name})
+    if path.is_file():
+        model = packed.load(path)
+        return Trained(model, model.about, path=path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}; expected the folder of a run, one of its checkpoints, or a packed file")
+    raise RecipeError(
+        f"{path} is neither the folder of a run (it has no recipe.toml) nor a checkpoint (RUN/checkpoints/step-N)"
+    )
+
+
+def from_checkpoint(path: Path, plan: Plan, classes: int) -> nn.Module:
+    try:
+        tensors, _ = checkpoint.load(path)
+    except checkpoint.Damaged as error:
+        raise RecipeError(f"{path} is damaged: {error}") from None
+    model = models.build(plan.recipe.model, classes)
+    state = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise RecipeError(f"{path} is of another model than {plan.recipe.model}: {str(error).splitlines()[0]}") from None
+    return model
+
+
+def known(run: Path) -> tuple[Plan, dict[str, Any]]:
+    """A run's plan, and its summary; of a run that has not ended, what its data says."""
+    plan = recipe.load(str(run / "recipe.toml"))
+    if (run / "summary.json").is_file():
+        return plan, json.loads((run / "summary.json").read_text())
+    data = load_data(plan.recipe)
+    return plan, {"classes": data.classes, "shape": data.shape}
+
+
+def load_data(settings: recipe.Recipe, batch_size: int | None = None) -> datasets.Data:
+    size = batch_size or settings.batch_size
+    return datasets.load(settings.data, settings.folder, batch_size=size, device="cpu", seed=settings.seed)
+
+
+def described(model: nn.Module, plan: Plan, facts: dict[str, Any], more: dict[str, Any]) -> Trained:
+    settings = plan.recipe
+    origin: dict[str, Any] = {
+        "recipe": plan.name,
+        "model": settings.model,
+        "data": settings.data,
+        "method": plan.method,
+        "seed": settings.seed,
+    }
+    origin |= {key: facts[key] for key in ("accuracy", "sparsity", "revision") if key in facts and not more}
+    origin |= more | {"exported_by": f"optg {optg.__version__}, torch {torch.__version__}", "exported_at": revision()}
+    shape = tuple(facts["shape"])
+    about = About(
+        plan.name, facts["classes"], shape, account=account_of(model, shape), origin=origin, **seen_by(settings, shape)
+    )
+    return Trained(model.eval(), about, plan)
+
+
+def account_of(model: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
+    """Parameters and FLOPs, with and without the zeros."""
+    found = count(model, torch.zeros(1, *shape, dtype=next(model.parameters()).dtype))
+    return {key: getattr(found, key) for key in ("parameters", "nonzero", "flops", "dense_flops")}
+
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def seen_by(settings: recipe.Recipe, shape: tuple[int, ...]) -> dict[str, Any]:
+    """How images become what the model was trained on; its classes' names where they are known."""
+    name = settings.data.partition(":")[0]
+    if name == "digits":  # whose pixels are 0 to 16
+        labels = tuple(map(str, range(10)))
+        return {"mean": (digits.MEAN / 16,), "std": (digits.STD / 16,), "labels": labels}
+    if name in cifar.CIFARS:
+        kind = cifar.CIFARS[name]
+        return {"mean": kind.mean, "std": kind.std, "labels": CIFAR10 if name == "cifar10" else None}
+    if name == "imagenet":
+        return {"mean": imagenet.MEAN, "std": imagenet.STD, "centre": imagenet.CENTRE}
+    if name == "synthetic":
+        return {"mean": (synthetic.MEAN / 255,) * shape[0], "std": (synthetic.STD / 255,) * shape[0]}
+    return {}  # a function of the user's: what it did to the images, only it knows
+
+
+# ---- writing
+
+
+def export(path: Path, to: Form, output: Path | None, values: Values) -> str:
+    """Write a run's or a checkpoint's model in another form. Returns what to tell the user."""
+    if values != "float32" and to != "packed":
+        raise ValueError(f"--values {values} is for --to packed; {to} files hold float32")
+    if to == "onnx":
+        refuse_missing("onnx", "onnxscript", "onnxruntime")
+    trained = open_trained(path)
+    if to == "packed" and trained.path:
+        raise ValueError(f"{path} is a packed file already; expected a run or a checkpoint")
+    output = output or default_output(path, to)
+    if output.is_dir():
+        raise ValueError(f"--output {output} is a folder; expected a file, such as {output / path.name}{SUFFIXES[to]}")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
+    note = ""
+    if to == "packed":
+        packed.save(output, capture(trained.model, trained.example), trained.about, values)
+    elif to == "safetensors":
+        write_safetensors(output, trained)
+    else:
+        note = f" onnxruntime's outputs differ by at most {write_onnx(output, trained):.1e}."
+    return summary(trained, output, values) + note
+
+
+def default_output(path: Path, to: Form) -> Path:
+    """Beside what is exported: in the run's folder, or next to the file."""
+    if path.is_file():
+        return path.with_suffix(SUFFIXES[to])
+    if is_run(path):
+        return path / f"{'export' if to == 'safetensors' else 'model'}{SUFFIXES[to]}"  # model.safetensors is the run's own
+    return path.parent.parent / f"{path.name}{SUFFIXES[to]}"
+
+
+def summary(trained: Trained, output: Path, values: Values) -> str:
+    size, account = output.stat().st_size, trained.about.account
+    dense = sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
+    kept = account["nonzero"] / account["parameters"]
+    return (
+        f"{output}: {size / 1e6:,.3f} MB, {size / dense:.2%} of the {dense / 1e6:,.3f} MB of the dense {values_of(trained)} "
+        f"tensors{' (weights as bfloat16)' if values == 'bfloat16' else ''}. {account['nonzero']:,} of "
+        f"{account['parameters']:,} parameters are not 0 ({kept:.2%}); {account['flops'] / 1e6:,.2f} of "
+        f"{account['dense_flops'] / 1e6:,.2f} MFLOPs."
+    )
+
+
+def values_of(trained: Trained) -> str:
+    return str(next(trained.model.parameters()).dtype).removeprefix("torch.")
+
+
+def refuse_missing(*packages: str) -> None:
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ValueError(f"this needs {', '.join(missing)}; install with: pip install 'optg[onnx]'")
+
+
+def write_safetensors(output: Path, trained: Trained) -> None:
+    """Plain dense tensors with their zeros, under the names of the state_dict."""
+    tensors = {name: t.detach().contiguous() for name, t in trained.model.state_dict().items()}
+    facts = {"format": "pt", "optg": json.dumps(dataclasses.asdict(trained.about))}
+    with appearing(output) as partial:
+        save_file(checkpoint.separate(tensors), partial, facts)
+
+
+def write_onnx(output: Path, trained: Trained) -> float:
+    """An ONNX file for batches of any size, once onnxruntime computes the same from it. Returns the largest difference."""
+    with appearing(output) as partial:
+        to_onnx(trained.model, trained.example, partial)
+        return check_onnx(trained.model, trained.example, partial)
+
+
+def to_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
+    batch = {0: torch.export.Dim("batch", min=1)}
+    with quiet(), torch.no_grad():
+        torch.onnx.export(
+            model.eval(),
+            (torch.cat([example, example]),),
+            path,
+            input_names=["images"],
+            output_names=["outputs"],
+            dynamo=True,
+            dynamic_shapes=(batch,),
+            external_data=False,
+            optimize=True,
+            verbose=False,
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch's exporter says of packages that are not needed, and of its own future."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def check_onnx(model: nn.Module, example: Tensor, path: Path) -> float:
+    """The largest difference from torch, relative to the largest output where that is above 1; refused above 1e-5."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    largest, generator = 0.0, torch.Generator().manual_seed(0)
+    for batch in (1, 3):
+        images = torch.randn(batch, *example.shape[1:], generator=generator, dtype=example.dtype)
+        with torch.no_grad():
+            expected = model(images)
+        (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        largest = max(largest, float((torch.from_numpy(found) - expected).abs().max() / expected.abs().max().clamp(min=1)))
+    if not largest <= 1e-5:
+        raise ValueError(
+            f"onnxruntime's outputs differ from torch's by {largest:.1e}; expected at most 1e-5. Nothing was written"
+        )
+    return largest
