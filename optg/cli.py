@@ -71,22 +71,24 @@ def train(args: list[str]) -> None:
 
 
 def evaluate(run: Annotated[Path, tyro.conf.Positional], device: str = "auto") -> None:
-    """Test the model of a run again.
+    """Test the model of a run, or of one of its checkpoints, again.
 
     Args:
-        run: the folder of the run.
+        run: the folder of the run, or RUN/checkpoints/step-N.
         device: cuda, cpu; auto: a GPU if there is one.
     """
     from optg import data as datasets
     from optg.training import recipe
+    from optg.training.checkpoint import is_checkpoint
     from optg.training.evaluation import evaluate as test
     from optg.training.folder import is_run
     from optg.training.parallel import start
     from optg.training.run import reopen
 
-    if not is_run(run):
-        raise RecipeError(f"{run} is not the folder of a run: it has no recipe.toml")
-    settings, parallel = recipe.load(str(run / "recipe.toml")).recipe, start("none", device)
+    home = run.resolve().parents[1] if is_checkpoint(run) else run
+    if not is_run(home):
+        raise RecipeError(f"{home} is not the folder of a run: it has no recipe.toml")
+    settings, parallel = recipe.load(str(home / "recipe.toml")).recipe, start("none", device)
     data = datasets.load(
         settings.data, settings.folder, batch_size=settings.batch_size, device=parallel.device, seed=settings.seed
     )
@@ -96,10 +98,10 @@ def evaluate(run: Annotated[Path, tyro.conf.Positional], device: str = "auto") -
 
 
 def summary(what: Annotated[str, tyro.conf.Positional], classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32)) -> None:
-    """Shapes, density, parameters and FLOPs of every layer of a run or a model.
+    """Shapes, density, parameters and FLOPs of every layer of a run, a checkpoint or a model.
 
     Args:
-        what: the folder of a run, or a model's name.
+        what: the folder of a run, RUN/checkpoints/step-N, or a model's name.
         classes: of a model that is given by name.
         shape: of its images: channels, height, width.
     """

@@ -85,6 +85,11 @@ def list_steps(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Does it look like one, perhaps damaged?"""
+    return path.is_dir() and path.resolve().name.startswith("step-")
+
+
 def pack(mask: Tensor) -> Tensor:
     return torch.from_numpy(np.packbits(mask.detach().cpu().numpy().reshape(-1)))
 

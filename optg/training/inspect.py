@@ -1,6 +1,5 @@
-"""The layers of a model or a run, as a table."""
+"""The layers of a model, a run or a checkpoint, as a table."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -8,19 +7,16 @@ from rich.table import Table
 
 from optg import models
 from optg.accounting import count
-from optg.training.recipe import RecipeError
-from optg.training.run import reopen
+from optg.training.run import inputs_of, reopen
 
 
-def table(what: str, classes: int, shape: tuple[int, int, int]) -> Table:
+def table(what: str, classes: int, shape: tuple[int, ...]) -> Table:
     path = Path(what)
     if path.is_dir():
-        summary = path / "summary.json"
-        if not summary.is_file():
-            raise RecipeError(f"{path} has no summary.json: it is not the folder of a run, or the run has not ended")
-        known = json.loads(summary.read_text())
-        classes, shape = known["classes"], tuple(known["shape"])
+        classes, shape = inputs_of(path)
         _, model = reopen(path, classes)
+    elif "/" in what and ":" not in what:
+        raise ValueError(f"there is no folder {what}; expected that of a run, RUN/checkpoints/step-N, or a model's name")
     else:
         model = models.build(what, classes)
     account = count(model, torch.zeros(1, *shape, dtype=next(model.parameters()).dtype))

@@ -18,6 +18,7 @@ import optg
 from optg import models
 from optg.accounting import count
 from optg.training import recipe
+from optg.training.checkpoint import TENSORS, Damaged, is_checkpoint, list_steps, load
 from optg.training.folder import RunFolder, is_run
 from optg.training.loop import Saving, train
 from optg.training.parallel import Parallel
@@ -48,7 +49,7 @@ def run(
         folder.write("recipe.toml", recipe.dump(plan))
         metrics = train(setup, folder, parallel, report, saving)
         tensors = gather_model(setup)
-        summary = summary_of(plan, setup, tensors, metrics, folder.metrics())
+        summary = summary_of(plan, setup, tensors, metrics, folder.metrics()) | {"processes": parallel.world}
         folder.write_tensors("model.safetensors", tensors)
         folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
@@ -99,27 +100,59 @@ def summary_of(
 def hardware() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(": ")[2] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
+    return f"{(names or [platform.machine()])[0]}, {torch.get_num_threads()} threads"
 
 
 def revision() -> str | None:
-    """Of the source, where it is a git checkout."""
-    here = Path(__file__).parent
-    found = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True)
-    return found.stdout.strip() or None
+    """Of the source, where it is a git checkout: not one that it happens to be installed below."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        command = ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"]
+        top, found = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    except (OSError, ValueError):  # no git, or no checkout
+        return None
+    return found if Path(top) == root else None
 
 
 def reopen(path: Path, classes: int) -> tuple[Plan, nn.Module]:
-    """The plan and the trained model of a run's folder."""
-    if not is_run(path):
-        raise recipe.RecipeError(f"{path} is not the folder of a run: it has no recipe.toml")
-    plan = recipe.load(str(path / "recipe.toml"))
+    """The plan and the model of a run's folder, or of one of its checkpoints."""
+    saved = is_checkpoint(path)
+    home = path.resolve().parents[1] if saved else path
+    if not is_run(home):
+        raise recipe.RecipeError(f"{home} is not the folder of a run: it has no recipe.toml")
+    plan = recipe.load(str(home / "recipe.toml"))
     model = models.build(plan.recipe.model, classes)
-    weights = path / "model.safetensors"
+    weights = path / (TENSORS if saved else "model.safetensors")
     if not weights.exists():
         raise recipe.RecipeError(f"{path} has no model.safetensors yet: its run has not ended; go on with it first")
     try:
-        model.load_state_dict(load_file(weights))
+        tensors = open_checkpoint(path)[0] if saved else load_file(weights)
+        model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.") or not saved})
     except (SafetensorError, RuntimeError) as error:
         raise recipe.RecipeError(f"{weights} is damaged or of another model: {str(error).splitlines()[0]}") from None
     return plan, model
+
+
+def open_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        return load(path)
+    except Damaged as error:
+        others = [other.name for other in list_steps(path.parent) if other.name != path.name]
+        raise recipe.RecipeError(f"checkpoint {path} is damaged ({error}); beside it: {', '.join(others) or 'none'}") from None
+
+
+def inputs_of(path: Path) -> tuple[int, tuple[int, ...]]:
+    """The classes that a run's or a checkpoint's model tells apart, and the shape of its images."""
+    summary = path / "summary.json"
+    if not is_checkpoint(path) and not summary.is_file():
+        saved = list_steps(path / "checkpoints")
+        hint = f"; {saved[-1]} can be given instead" if saved else ""
+        raise recipe.RecipeError(f"{path} has no summary.json: it is not the folder of a run, or the run has not ended{hint}")
+    try:
+        known = open_checkpoint(path)[1] if is_checkpoint(path) else json.loads(summary.read_text())
+        return known["classes"], tuple(known["shape"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        where = path if is_checkpoint(path) else summary
+        raise recipe.RecipeError(f"{where} is damaged, or of another version: it does not say classes and shape") from None

@@ -189,7 +189,7 @@ def test_four_processes_then_two_then_one(undisturbed, tmp_path):
         (["train", "--parallel", "ddp"], "--parallel ddp needs torchrun"),
         (["train", "--method", "dense", "--sparsity", "0.5"], "dense training removes nothing"),
         (["evaluate", "/nonexistent"], "is not the folder of a run"),
-        (["summary", "/nonexistent"], "unknown model '/nonexistent'"),
+        (["summary", "/nonexistent"], "there is no folder /nonexistent"),
         (["recipes", "digit"], "unknown recipe 'digit'; did you mean 'digits'"),
         (["nonsense"], "nonsense"),
     ],
