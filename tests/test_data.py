@@ -7,7 +7,9 @@ import pickle
 import random
 import struct
 import tarfile
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,15 +346,34 @@ def test_what_is_not_there_is_downloaded(small: Path, monkeypatch: pytest.Monkey
     get(there, "cifar100")
 
 
-def test_another_rank_may_download_at_the_same_time(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_downloads_and_the_others_wait(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served(small, monkeypatch, official(small))
+    fetch, there, fetches = cifar.fetch, small / "new", []
+
+    def slow(url: str, path: Path) -> None:
+        fetches.append(path)
+        time.sleep(0.2)
+        fetch(url, path)
+
+    monkeypatch.setattr(cifar, "fetch", slow)
+    with ThreadPoolExecutor(3) as threads:
+        assert [data.sizes for data in threads.map(lambda _: get(there, "cifar100"), range(3))] == [COUNTS["cifar100"]] * 3
+    assert len(fetches) == 1
+
+
+def test_where_a_disk_cannot_lock_the_first_one_counts(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served(small, monkeypatch, official(small))
     fetch, there = cifar.fetch, small / "new"
+
+    def refuse(*_: Any) -> None:
+        raise OSError("no locks available")
 
     def slow(url: str, path: Path) -> None:
         monkeypatch.setattr(cifar, "fetch", fetch)
         get(there, "cifar100")  # the other is through before this one begins
         fetch(url, path)
 
+    monkeypatch.setattr("fcntl.flock", refuse)
     monkeypatch.setattr(cifar, "fetch", slow)
     assert get(there, "cifar100").sizes == COUNTS["cifar100"]
 

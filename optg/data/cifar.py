@@ -4,6 +4,7 @@ Either official form will do, in the folder or one level below; each file is che
 downloaded where neither is there. The python form is pickle, which could run code: none of it is run here.
 """
 
+import fcntl
 import hashlib
 import io
 import os
@@ -14,6 +15,7 @@ import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -109,7 +111,7 @@ CIFARS = {
 
 def serve(request: Request) -> Data:
     cifar = CIFARS[request.name]
-    form, place = find(cifar, request.folder) or (cifar.binary, download(cifar, request.folder))
+    form, place = find(cifar, request.folder) or fetched(cifar, request.folder)
     train, test = (read(cifar, form, place, files) for files in (form.train, form.test))
     mean, std = ([255 * value for value in values] for values in (cifar.mean, cifar.std))
     return InMemory(request, Tensors(train, test, cifar.classes, mean, std, pad=4))
@@ -192,23 +194,13 @@ class Inscription:
         self.state = state
 
 
-def download(cifar: Cifar, folder: Path) -> Path:
-    """Put the official binary files into the folder: all of them, or none."""
-    place = folder / cifar.binary.folder
-    names = [*cifar.binary.train, *cifar.binary.test]
-    print(f"Downloading {cifar.archive} to {folder} ...", file=sys.stderr)
-    new = not folder.exists()
+def fetched(cifar: Cifar, folder: Path) -> tuple[Form, Path]:
+    """The binary form, downloaded. Of several processes that want it one does so, and the others wait for it."""
+    new, place, names = not folder.exists(), folder / cifar.binary.folder, [*cifar.binary.train, *cifar.binary.test]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
-            archive, extracted = Path(temporary, "archive"), Path(temporary, "extracted")
-            fetch(cifar.archive, archive)
-            extract(archive, cifar.archive_md5, [f"{cifar.binary.folder}/{name}" for name in names], extracted)
-            try:
-                os.rename(extracted, place)
-            except OSError:
-                if not place.is_dir():  # where it is, another rank was faster
-                    raise
+        with alone(folder):
+            return find(cifar, folder) or (cifar.binary, download(cifar, place, names))
     except (OSError, HTTPException, tarfile.TarError, ValueError) as error:
         if new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
@@ -216,6 +208,32 @@ def download(cifar: Cifar, folder: Path) -> Path:
             f"there is no {cifar.title} in {folder}, and it could not be downloaded ({error}). Put {', '.join(names)} into "
             f"{place}, from {cifar.archive}, or the files of the python version into {folder / cifar.python.folder}"
         ) from error
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the folder against other processes. The lock is the kernel's and ends with the process, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network disks cannot lock: then each downloads for itself, and the first one counts
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def download(cifar: Cifar, place: Path, names: list[str]) -> Path:
+    """Put the official binary files into their place: all of them, or none."""
+    print(f"Downloading {cifar.archive} to {place.parent} ...", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=place.parent) as temporary:
+        archive, extracted = Path(temporary, "archive"), Path(temporary, "extracted")
+        fetch(cifar.archive, archive)
+        extract(archive, cifar.archive_md5, [f"{cifar.binary.folder}/{name}" for name in names], extracted)
+        try:
+            os.rename(extracted, place)
+        except OSError:
+            if not place.is_dir():  # where it is, another rank was faster
+                raise
     return place
 
 
