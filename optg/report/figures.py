@@ -31,6 +31,10 @@ class Group:
     def name(self) -> str:
         return f"{self.model} on {self.data}"
 
+    def others(self, runs: Iterable[int]) -> list[str]:
+        shown = set(runs)
+        return [run.label for i, run in enumerate(self.runs) if i not in shown]
+
     def legend(self, runs: Iterable[int]) -> list[Entry]:
         """Of lines: the runs by their labels, or where there are many, their methods."""
         if len(self.runs) <= MANY:
@@ -60,10 +64,11 @@ def curves(
     found = {i: points for i, points in found.items() if points}
     if not found:
         return None
-    last = max(group.runs[i].settings["epochs"] for i in found)
+    last = max(1, *(group.runs[i].settings["epochs"] for i in found))
     series = [Series(group.runs[i].label, group.looks[i], points) for i, points in found.items()]
     x = linear("epoch", [], low=0, high=last)
-    return Figure(name, title, x, make([[y for _, y in points] for points in found.values()]), series, group.legend(found))
+    y = make([[y for _, y in points] for points in found.values()])
+    return Figure(name, title, x, y, series, group.legend(found), group.others(found))
 
 
 def accuracy(group: Group) -> Figure | None:
@@ -145,7 +150,9 @@ def layer_density(group: Group) -> Figure | None:
     everything = [100 * value for values in found.values() for value in values]
     y = logarithmic("% of the weights kept", [*everything, 100], lambda v: f"{v:g}", zero=min(everything) <= 0)
     longest = max(len(values) for values in found.values())
-    return Figure("layers", "Density of each layer", layer_numbers(longest), y, series, group.legend(found))
+    return Figure(
+        "layers", "Density of each layer", layer_numbers(longest), y, series, group.legend(found), group.others(found)
+    )
 
 
 def layer_numbers(count: int) -> Axis:
@@ -179,7 +186,7 @@ def scatter(
     make: Callable[[list[float]], Axis],
 ) -> Figure | None:
     """A point for each run, lines through the runs that differ in sparsity and seed alone, the paper's points hollow."""
-    shown = [(run, x) for run in group.runs if run.finished and (x := ours(run)) is not None and is_number(run.accuracy)]
+    shown = [(run, x) for run in group.runs if run.finished and is_number(x := ours(run)) and is_number(run.accuracy)]
     if not shown:
         return None
     alike: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
@@ -206,7 +213,8 @@ def scatter(
     if printed:
         legend.append(("hollow: the paper's", Look("quiet", hollow=True), False, True))
     x_axis, y_axis = make([x for x, _ in everything]), linear("test accuracy, %", [y for _, y in everything])
-    return Figure(name, title, x_axis, y_axis, series, legend, height=300)
+    missing = [run.label for run in group.runs if all(run is not other for other, _ in shown)]
+    return Figure(name, title, x_axis, y_axis, series, legend, missing, height=300)
 
 
 def means(places: list[tuple[float, float, float]]) -> list[tuple[float, float]]:

@@ -62,17 +62,18 @@ def read_header(file: Path, prefix: str) -> dict[str, dict[str, Any]]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         try:
-            header = json.loads(opened.read(length)) if length < file.stat().st_size else None
-        except ValueError:
-            header = None
-    if not isinstance(header, dict):
-        raise RecipeError(f"{file} is damaged: it does not begin as a safetensors file does")
-    header.pop("__metadata__", None)
-    return {
-        name.removeprefix(prefix): {**entry, "start": 8 + length + entry["data_offsets"][0]}
-        for name, entry in header.items()
-        if name.startswith(prefix) and len(entry["shape"]) >= 2 and entry["dtype"] in BITS
-    }
+            header: Any = json.loads(opened.read(length)) if length < file.stat().st_size else None
+            return {
+                name.removeprefix(prefix): {**entry, "start": 8 + length + entry["data_offsets"][0]}
+                for name, entry in header.items()
+                if name.startswith(prefix)
+                and entry.get("dtype") in BITS
+                and len(entry["shape"]) >= 2
+                and math.prod(entry["shape"])
+            }
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+    raise RecipeError(f"{file} is damaged: it does not begin as a safetensors file does")
 
 
 BITS = {"F64": np.uint64, "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}

@@ -1,8 +1,8 @@
 """Text for HTML and SVG: whatever a name holds, it stays text."""
 
 import html
-import math
 import re
+from typing import TypeGuard
 
 ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # in XML, however they are escaped
 
@@ -19,13 +19,14 @@ def slug(value: str) -> str:
     return re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")[:60] or "runs"
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[float]:
+    """One that can be drawn: neither NaN nor infinite."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def percent(value: float | None, digits: int = 2) -> str:
     """A share in percent, without the sign; a dash where there is none."""
-    return f"{100 * value:.{digits}f}" if value is not None and is_number(value) else "–"
+    return f"{100 * value:.{digits}f}" if is_number(value) else "–"
 
 
 def share(value: float) -> str:
@@ -35,12 +36,12 @@ def share(value: float) -> str:
 
 def signed(value: float | None) -> str:
     """A difference in points, with a real minus."""
-    return "–" if value is None or not is_number(value) else f"{100 * value:+.2f}".replace("-", "−")
+    return "–" if not is_number(value) else f"{100 * value:+.2f}".replace("-", "−")
 
 
 def compact(value: float | None) -> str:
     """A large count in three figures: 17.5 M."""
-    if value is None or not is_number(value):
+    if not is_number(value):
         return "–"
     unit, size = next(((unit, size) for unit, size in UNITS if abs(value) >= 0.9995 * size), ("", 1.0))
     return f"{value / size:#.3g}".rstrip(".") + f" {unit}" if unit else f"{value:g}"
@@ -53,7 +54,7 @@ def brief(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    if seconds is None or not is_number(seconds):
+    if not is_number(seconds):
         return "–"
     if seconds < 59.95:
         return f"{seconds:.1f} s"

@@ -96,7 +96,10 @@ def group_part(i: int, section: Sections) -> str:
     parts += part(
         "Accuracy against sparsity and FLOPs", section.results, "No run that ended has an accuracy to show.", "figures large"
     )
-    parts += part("Training", section.training, "No metrics of epochs: these runs are known by their summaries.")
+    if not any(run.folder for run in group.runs):
+        known = "These runs are known by their summaries alone; curves, schedules, cuts and layers are in the folders of runs."
+        return "\n".join([*parts, missing(known), "</section>"])
+    parts += part("Training", section.training, "No epoch was recorded yet.")
     if any(section.schedules):
         parts += part("Schedules", section.schedules, "")
         if not section.schedules[-1]:

@@ -38,6 +38,7 @@ class Figure:
     y: Axis
     series: list[Series]
     legend: list[Entry]
+    missing: list[str] = field(default_factory=list)  # runs that recorded nothing of it
     height: int = 236
 
 

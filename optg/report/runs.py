@@ -6,7 +6,7 @@ a line; a `.json` file is one summary. A run that has not ended is shown as far 
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,16 @@ def read_folder(path: Path) -> Run:
         return run
     plan = recipe.load(str(path / "recipe.toml"))
     last = rows[-1] if rows else {}
-    settings, options = vars(plan.recipe), plan.methods.get(plan.method, {})
+    settings, options = as_json(asdict(plan.recipe)), as_json(asdict(recipe.build_method(plan, str(path / "recipe.toml"))))
     return Run(
         name, plan.method, settings, options, False, last.get("accuracy"), last.get("sparsity"), rows, path,
-        {"seconds": sum(row.get("seconds", 0.0) for row in rows)},
+        {"seconds": sum(row["seconds"] for row in rows if is_number(row.get("seconds")))},
     )  # fmt: skip
+
+
+def as_json(values: dict[str, Any]) -> dict[str, Any]:
+    """As a summary.json has them, so that runs that ended and runs that did not can be compared."""
+    return json.loads(json.dumps(values))
 
 
 def read_file(path: Path) -> list[Run]:
@@ -177,9 +182,11 @@ def name_apart(runs: list[Run]) -> None:
         run.label = run.method if run.method == "dense" else f"{run.method} {share(run.target)}"
         alike.setdefault(run.label, []).append(run)
     for same in alike.values():
-        varying = [key for key in all_settings(same[0]) if len({repr(all_settings(run).get(key)) for run in same}) > 1]
+        known = [all_settings(run) for run in same]
+        shared = [key for key in known[0] if all(key in settings for settings in known)]
+        varying = [key for key in shared if len({repr(settings[key]) for settings in known}) > 1]
         for run in same if len(same) > 1 else []:
-            parts = [said(key, all_settings(run)[key]) for key in varying if key in all_settings(run)]
+            parts = [said(key, all_settings(run)[key]) for key in varying]
             run.label += f", {', '.join(parts) if 0 < len(parts) <= 3 else run.name}"
     for label in {run.label for run in runs}:
         for i, run in enumerate([run for run in runs if run.label == label][1:], 2):
@@ -187,9 +194,13 @@ def name_apart(runs: list[Run]) -> None:
 
 
 def all_settings(run: Run) -> dict[str, Any]:
-    """What makes a run what it is. Where its data lies does not."""
-    return {key: value for key, value in {**run.settings, **run.options}.items() if key != "folder"}
+    """What makes a run what it is: its recipe, but for where its data lies, and its method's options."""
+    recipe = {key: value for key, value in run.settings.items() if key != "folder"}
+    return recipe | {f"{run.method} {key}" if key in recipe else key: value for key, value in run.options.items()}
 
 
 def said(key: str, value: Any) -> str:
-    return f"{key.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{key.replace('_', ' ')} {value}"
+    name = key.replace("_", " ")
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from optg.report.figures import Group
-from optg.report.markup import compact, duration, is_number, percent, share, signed, text
+from optg.report.markup import compact, duration, is_number, percent, signed, text
 from optg.report.palette import Look
 from optg.report.plot import sample
 from optg.report.runs import Run, all_settings
@@ -39,15 +39,18 @@ def comparison(group: Group) -> str:
     if group.paper:
         columns += [Column("paper, %"), Column("difference")]
     columns += map(Column, ("weights kept", "FLOPs", "of dense, %", "epochs", "seed", "time"))
-    order = sorted(range(len(group.runs)), key=lambda i: (group.runs[i].target, -(number(group.runs[i].accuracy) or 0.0)))
+    order = sorted(range(len(group.runs)), key=lambda i: (group.runs[i].target, -accuracy(group.runs[i])))
     rows = []
     for i in order:
         run = group.runs[i]
-        row = [f"{swatch(group.looks[i])}{text(run.label)}", reached(run), percent(run.accuracy)]
+        row = [f"{swatch(group.looks[i])}{text(run.label)}", percent(run.sparsity), percent(run.accuracy)]
         if group.paper:
             point = group.paper.at(run.method, run.target)
-            ours = number(run.accuracy) if run.finished else None
-            row += [percent(point.accuracy) if point else "–", signed(ours - point.accuracy if point and ours else None)]
+            both = point and run.finished and is_number(run.accuracy)
+            row += [
+                percent(point.accuracy if point else None),
+                signed(accuracy(run) - point.accuracy if point and both else None),
+            ]
         flops, dense = run.number("flops"), run.number("dense_flops")
         part = percent(flops / dense, 1) if flops is not None and dense else "–"
         row += [compact(run.number("nonzero")), compact(flops), part, progress(run), text(run.settings["seed"])]
@@ -55,16 +58,8 @@ def comparison(group: Group) -> str:
     return table(f"Runs of {group.name}", columns, rows)
 
 
-def number(value: float | None) -> float | None:
-    return value if is_number(value) else None
-
-
-def reached(run: Run) -> str:
-    """The sparsity in the end; where that is another than was asked for, both."""
-    if run.sparsity is None or not is_number(run.sparsity):
-        return "–"
-    missed = run.finished and abs(run.sparsity - run.target) > 1e-3
-    return percent(run.sparsity) + (f' <span class="quiet">of {share(run.target)}</span>' if missed else "")
+def accuracy(run: Run) -> float:
+    return run.accuracy if is_number(run.accuracy) else 0.0
 
 
 def progress(run: Run) -> str:
@@ -82,7 +77,7 @@ def over_seeds(group: Group) -> str:
     rows = []
     for members in alike.values():
         if len(members) > 1:
-            values = [number(group.runs[i].accuracy) or 0.0 for i in members]
+            values = [accuracy(group.runs[i]) for i in members]
             mean = sum(values) / len(values)
             deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
             run = group.runs[members[0]]

@@ -82,7 +82,7 @@ def test_what_was_not_recorded_is_said(tmp_path):
     ):
         assert said in page, said
     (tmp_path / "all.jsonl").write_text(json.dumps(made.summary()) + "\n")
-    assert "No metrics of epochs" in page_of(tmp_path / "out", tmp_path / "all.jsonl")
+    assert "known by their summaries alone" in page_of(tmp_path / "out", tmp_path / "all.jsonl")
 
 
 def test_accuracies_that_are_no_numbers_are_dashes(tmp_path):
@@ -97,6 +97,29 @@ def test_seeds_are_summed_up(tmp_path):
     page = page_of(tmp_path / "out", tmp_path / "runs")
     row = re.search(r"optg 95 %</span></th>(.*?)</tr>", page).group(1)
     assert re.findall(r"<td class=n>([^<]*)</td>", row) == ["93.00", "± 1.00", "3", "92.00 to 94.00"]
+
+
+def test_runs_that_differ_in_their_recipe_are_no_seeds_of_each_other(tmp_path):
+    for seed, schedule in enumerate(("cosine", "hold")):
+        known = made.summary(seed=seed, schedule=schedule)
+        known["options"] = {"schedule": "sigmoid"}  # the method's own, of sparsity
+        with (tmp_path / "all.jsonl").open("a") as file:
+            file.write(json.dumps(known) + "\n")
+    page = page_of(tmp_path / "out", tmp_path / "all.jsonl")
+    assert "Over seeds" not in page and "optg 95 %, seed 1, schedule hold" in page
+
+
+def test_odd_numbers_do_no_harm(tmp_path):
+    """Values that no run should have, and a file may."""
+    for i, odd in enumerate((0, -1, 1e308, 10**400, math.inf, math.nan)):
+        known = made.summary("gmp", odd) | {"flops": odd, "dense_flops": odd, "nonzero": odd, "seconds": odd, "sparsity": odd}
+        known["settings"]["epochs"] = i - 1
+        folder = made.run(tmp_path / "runs" / str(i), "gmp")
+        (folder / "summary.json").write_text(json.dumps(known))
+        names = ("loss", "test_loss", "accuracy", "sparsity", "lr", "score_lr", "removed", "revived", "seconds")
+        row = dict.fromkeys(names, odd) | {"layers": {"classifier.weight": [odd], "features.0.weight": "x"}}
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row | {"epoch": epoch}) + "\n" for epoch in (1, 2)))
+    Tags(page_of(tmp_path / "out", tmp_path / "runs"))
 
 
 def test_hostile_names_stay_text(tmp_path):

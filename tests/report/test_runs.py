@@ -1,10 +1,12 @@
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import made
 import pytest
 
+from optg.methods import DPF
 from optg.report.layers import densities
 from optg.report.runs import group, read_all
 
@@ -68,6 +70,14 @@ def test_runs_are_grouped_by_model_and_data_and_named_by_what_differs(tmp_path):
         "optg 95 %, all:6",
         "optg 95 %, all:7",
     ]
+
+
+def test_a_run_that_has_not_ended_is_named_like_one_that_has(tmp_path):
+    made.run(tmp_path / "a", "dpf", seed=0)
+    known = {**json.loads((tmp_path / "a" / "summary.json").read_text()), "options": asdict(DPF())}
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(known))
+    made.run(tmp_path / "b", "dpf", ended=False, seed=1, compile=True)
+    assert labels(tmp_path) == ["dpf 95 %, seed 0, no compile", "dpf 95 %, seed 1, compile"]
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path):
