@@ -121,7 +121,7 @@ def settle_norms(model: nn.Module, shape: tuple[int, ...]) -> None:
     for norm in norms:
         norm.momentum = None  # the plain average
     model.train()
-    model(torch.randn(8, *shape))
+    model(torch.randn(4, *shape))
     for norm, momentum in moments.items():
         norm.momentum = momentum
 

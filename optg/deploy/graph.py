@@ -125,11 +125,30 @@ def is_identity(node: fx.Node) -> bool:
     return str(node.target) in IDENTITY or (str(node.target) in DROPOUT and node.args[2] is False)
 
 
+INFERENCE_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default  # what torch rewrites batch_norm to
+
+
+def is_result_of_norm(node: fx.Node) -> bool:
+    if node.target is not operator.getitem:
+        return False
+    source, index = node.args
+    return isinstance(source, fx.Node) and source.target == INFERENCE_NORM and index == 0
+
+
+def is_copy(node: fx.Node) -> bool:
+    """A copy is no other value, where nothing is written in place."""
+    return str(node.target) == "aten.clone.default" and not node.kwargs
+
+
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program without operations in place: `relu_` of a value that nothing else sees is `relu`; torch rewrites the rest."""
     fresh: set[fx.Node] = set()  # nodes whose memory is their own
     for node in program.graph.nodes:
-        if not isinstance(node.target, OpOverload) or is_identity(node):
+        if not isinstance(node.target, OpOverload):
+            continue
+        if is_identity(node):
+            if node.args[0] in fresh and len(node.args[0].users) == 1:
+                fresh.add(node)
             continue
         schema = node.target._schema
         if schema.is_mutable:
@@ -152,7 +171,9 @@ def user_inputs(program: ExportedProgram) -> list[tuple[str, tuple[int | None, .
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
             value = values[spec.arg.name]
-            found.append((spec.arg.name, tuple(n if isinstance(n, int) else None for n in value.shape), value.dtype))
+            # A size that torch has found to be fixed is a number in a symbol's clothes.
+            shape = tuple(n if isinstance(n, int) else n.node.maybe_as_int() for n in value.shape)
+            found.append((spec.arg.name, shape, value.dtype))
     return found
 
 
@@ -185,9 +206,15 @@ def translate(model: nn.Module, program: ExportedProgram) -> Graph:
         refs[name] = named(name)
     nodes = []
     for node in program.graph.nodes:
-        if node.op == "call_function" and is_identity(node):
+        if node.op != "call_function":
+            continue
+        if is_identity(node) or is_copy(node) or is_result_of_norm(node):
             refs[node.name] = refs[node.args[0].name]
-        elif node.op == "call_function":
+        elif node.target == INFERENCE_NORM:
+            refs[node.name] = named(node.name)
+            *args, momentum, eps = translated(tuple(node.args), refs)
+            nodes.append(Node(refs[node.name].name, "aten.batch_norm.default", (*args, False, momentum, eps, False)))
+        else:
             refs[node.name] = named(node.name)
             args, kwargs = translated(tuple(node.args), refs), translated(dict(node.kwargs), refs)
             nodes.append(Node(refs[node.name].name, name_of(node.target), args, kwargs))
@@ -408,7 +435,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
 # numbers, or takes memory by address.
 PURE = frozenset(
     """
-    _adaptive_avg_pool2d _conv_depthwise2d _native_batch_norm_legit_no_training _safe_softmax _softmax _log_softmax
+    _adaptive_avg_pool2d _conv_depthwise2d _safe_softmax _softmax _log_softmax
     _to_copy _unsafe_view
     abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d add addcdiv
     addcmul addmm all amax amin any arange argmax argmin atan atan2 avg_pool1d avg_pool2d avg_pool3d
