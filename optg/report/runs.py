@@ -5,6 +5,7 @@ a line; a `.json` file is one summary. A run that has not ended is shown as far 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -183,14 +184,29 @@ def name_apart(runs: list[Run]) -> None:
         alike.setdefault(run.label, []).append(run)
     for same in alike.values():
         known = [all_settings(run) for run in same]
-        shared = [key for key in known[0] if all(key in settings for settings in known)]
-        varying = [key for key in shared if len({repr(settings[key]) for settings in known}) > 1]
-        for run in same if len(same) > 1 else []:
-            parts = [said(key, all_settings(run)[key]) for key in varying]
-            run.label += f", {', '.join(parts) if 0 < len(parts) <= 3 else run.name}"
-    for label in {run.label for run in runs}:
-        for i, run in enumerate([run for run in runs if run.label == label][1:], 2):
+        usual = {key: most(settings.get(key) for settings in known) for key in known[0]}
+        for run, settings in zip(same, known):
+            parts = [said(key, value) for key, value in settings.items() if key in usual and repr(value) != usual[key]]
+            run.label = ", ".join([run.label, *(parts if len(parts) <= 4 else [run.name])])
+    for same in by_label(runs):
+        for run in same:
+            run.label += f", {run.name}"
+    for same in by_label(runs):
+        for i, run in enumerate(same, 1):
             run.label += f" ({i})"
+
+
+def by_label(runs: list[Run]) -> list[list[Run]]:
+    """Runs that cannot be told apart yet."""
+    labels = [run.label for run in runs]
+    return [[run for run in runs if run.label == label] for label, count in Counter(labels).items() if count > 1]
+
+
+def most(values: Iterable[Any]) -> str | None:
+    """What more than half of the runs have, which need not be said of them."""
+    written = [repr(value) for value in values]
+    value, count = Counter(written).most_common(1)[0]
+    return value if 2 * count > len(written) else None
 
 
 def all_settings(run: Run) -> dict[str, Any]:
@@ -203,4 +219,4 @@ def said(key: str, value: Any) -> str:
     name = key.replace("_", " ")
     if isinstance(value, bool):
         return name if value else f"no {name}"
-    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+    return f"{name}\N{NO-BREAK SPACE}{value:g}" if isinstance(value, float) else f"{name}\N{NO-BREAK SPACE}{value}"

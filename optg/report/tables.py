@@ -7,7 +7,7 @@ from optg.report.figures import Group
 from optg.report.markup import compact, duration, is_number, percent, signed, text
 from optg.report.palette import Look
 from optg.report.plot import sample
-from optg.report.runs import Run, all_settings
+from optg.report.runs import Run, all_settings, said
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ def swatch(look: Look, line: bool = True, marker: bool = False) -> str:
 
 def comparison(group: Group) -> str:
     """All runs, the sparsest last, the best of each sparsity first."""
-    columns = [Column("run", False), *map(Column, ("sparsity, %", "accuracy, %"))]
+    columns = [Column("run", False), Column("accuracy, %")]
     if group.paper:
         columns += [Column("paper, %"), Column("difference")]
-    columns += map(Column, ("weights kept", "FLOPs", "of dense, %", "epochs", "seed", "time"))
+    columns += map(Column, ("sparsity, %", "weights kept", "FLOPs", "of dense, %", "epochs", "seed", "time"))
     order = sorted(range(len(group.runs)), key=lambda i: (group.runs[i].target, -accuracy(group.runs[i])))
     rows = []
     for i in order:
         run = group.runs[i]
-        row = [f"{swatch(group.looks[i])}{text(run.label)}", percent(run.sparsity), percent(run.accuracy)]
+        row = [f"{swatch(group.looks[i])}{text(run.label)}", percent(run.accuracy)]
         if group.paper:
             point = group.paper.at(run.method, run.target)
             both = point and run.finished and is_number(run.accuracy)
@@ -53,7 +53,14 @@ def comparison(group: Group) -> str:
             ]
         flops, dense = run.number("flops"), run.number("dense_flops")
         part = percent(flops / dense, 1) if flops is not None and dense else "–"
-        row += [compact(run.number("nonzero")), compact(flops), part, progress(run), text(run.settings["seed"])]
+        row += [
+            percent(run.sparsity),
+            compact(run.number("nonzero")),
+            compact(flops),
+            part,
+            progress(run),
+            text(run.settings["seed"]),
+        ]
         rows.append([*row, duration(run.number("seconds"))])
     return table(f"Runs of {group.name}", columns, rows)
 
@@ -81,7 +88,7 @@ def over_seeds(group: Group) -> str:
             mean = sum(values) / len(values)
             deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
             run = group.runs[members[0]]
-            label = run.label.replace(f", seed {run.settings['seed']}", "")
+            label = run.label.replace(f", {said('seed', run.settings['seed'])}", "")
             named = f"{swatch(group.methods[run.method])}{text(label)}"
             range_ = f"{percent(min(values))} to {percent(max(values))}"
             rows.append([named, percent(mean), f"± {percent(deviation)}", str(len(values)), range_])

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,7 @@ class Browser:
 
     def receive(self) -> dict[str, Any]:
         while b"\0" not in self.waiting:
+            assert select.select([self.read], [], [], 60)[0], "the browser does not answer"
             data = os.read(self.read, 1 << 20)
             assert data, "the browser has gone"
             self.waiting += data

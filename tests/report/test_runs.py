@@ -72,6 +72,17 @@ def test_runs_are_grouped_by_model_and_data_and_named_by_what_differs(tmp_path):
     ]
 
 
+def test_runs_are_named_by_what_is_not_usual(tmp_path):
+    plain = [made.summary(seed=seed) for seed in (0, 0, 0, 1)]
+    plain[1]["options"], plain[2]["settings"]["lr"] = {"alpha": 1.0}, 0.2
+    file = write_lines(tmp_path / "all.jsonl", *plain)
+    assert labels(file) == ["optg 95 %", "optg 95 %, alpha 1", "optg 95 %, lr 0.2", "optg 95 %, seed 1"]
+
+
+def test_even_the_same_name_twice_is_told_apart(tmp_path):
+    assert labels(made.run(tmp_path / "a" / "x"), made.run(tmp_path / "b" / "x")) == ["optg 95 %, x (1)", "optg 95 %, x (2)"]
+
+
 def test_a_run_that_has_not_ended_is_named_like_one_that_has(tmp_path):
     made.run(tmp_path / "a", "dpf", seed=0)
     known = {**json.loads((tmp_path / "a" / "summary.json").read_text()), "options": asdict(DPF())}
