@@ -252,6 +252,16 @@ def bench(
     benches.run(subject, list(batches), list(threads), seconds, output, plot, Console())
 
 
+def paradox(options: Annotated[Paradox, tyro.conf.arg(name="")]) -> None:
+    """Measure the independence paradox: what criteria say removing weights does to the loss, and what it does.
+
+    optg paradox RUN, or optg paradox vgg19 --data cifar10
+    """
+    from optg.experiments.paradox import command
+
+    command.paradox(options)
+
+
 COMMANDS: dict[str, Any] = {
     "evaluate": evaluate,
     "summary": summary,
@@ -262,6 +272,7 @@ COMMANDS: dict[str, Any] = {
     "export": export,
     "run": infer,
     "bench": bench,
+    "paradox": paradox,
 }
 
 

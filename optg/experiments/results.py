@@ -11,8 +11,8 @@ HEAD = """# Results
 
 Made by `optg reproduce --results RESULTS.md` from `results/*.jsonl`, the `summary.json` of each run; not edited by hand.
 Accuracy (`ours`, `paper`) is top-1 in % on the test images after the last epoch, never the best epoch; ± is the standard
-deviation over seeds. `difference` is ours minus the paper's. FLOPs are multiply-adds of one image with the zeros left out. Seconds
-are of training, as the run ran: runs that share a GPU take longer each, and less together.
+deviation over seeds. `difference` is ours minus the paper's. FLOPs are multiply-adds of one image with the zeros left out.
+Seconds are of training, as the run ran: runs that share a GPU take longer each, and less together.
 """
 
 

@@ -1,0 +1,193 @@
+"""`optg paradox`: its options, what it measures them on, and what it shows."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from optg.data import Data
+    from optg.experiments.paradox.criteria import Criterion
+    from optg.experiments.paradox.measure import Row
+
+CRITERIA = ("snip", "taylor", "magnitude", "loss", "optg", "random")
+ROUNDS = 8  # cuts while OptG's scores are accumulated
+
+
+@dataclass
+class Paradox:
+    what: Annotated[str, tyro.conf.Positional]  # the folder of a run, one of its checkpoints, or a model's name
+    data: str | None = None  # where it is not the run's: digits, cifar10, …, package.module:function
+    folder: str | None = None  # that has the data
+    criteria: tuple[str, ...] = CRITERIA  # that choose what is removed
+    counts: tuple[int, ...] = ()  # how many weights to remove at once; by default 1, 10, 100, … and up to 99 %
+    batches: int = 4  # that losses and gradients are taken on
+    batch_size: int = 128
+    steps: int = 50  # of training after the removal; 0: leave it out
+    lr: float = 0.01  # of these steps
+    accumulate: int = 64  # steps in which OptG's scores are made, where no checkpoint has them
+    samples: int = 8  # weights that are removed one at a time
+    seed: int = 0
+    device: str = "auto"  # cuda, cpu; auto: a GPU if there is one
+    output: Path | None = None  # the folder for paradox.jsonl and paradox.png; by default paradox/ and the model's name
+
+
+def paradox(options: Paradox) -> None:
+    from optg.experiments.paradox.measure import Subject, measure
+    from optg.experiments.paradox.picture import draw
+    from optg.naming import nearest
+    from optg.training.parallel import start
+
+    for name in options.criteria:
+        if name not in CRITERIA:
+            raise ValueError(f"unknown criterion {name!r}; {nearest(name, CRITERIA)}")
+    limits = {"batches": 1, "batch_size": 1, "steps": 0, "accumulate": 1, "samples": 1}
+    for option, least in limits.items():
+        if getattr(options, option) < least:
+            raise ValueError(f"--{option.replace('_', '-')} is {getattr(options, option)}; expected at least {least}")
+    with start("none", options.device) as parallel:
+        data, model, scores = load(options, parallel.device)
+        subject = Subject(model, loss, take(data, options.batches))
+        counts = options.counts or powers(subject.size)
+        if bad := [count for count in counts if not 1 <= count <= subject.size]:
+            raise ValueError(f"--counts has {bad[0]}; expected 1 to {subject.size}, the weights that the model has")
+
+        def further() -> Iterator[Any]:
+            """Batches to train on: not those that are measured on, which are of epoch 0."""
+            epoch = 1
+            while True:
+                yield from data.train(epoch)
+                epoch += 1
+
+        console = Console()
+        source = "its checkpoint's scores" if scores else f"scores of {options.accumulate} steps on frozen weights"
+        console.print(
+            f"{options.what}: {subject.size:,} weights, loss {subject.whole:.4f} on {options.batches} batches of "
+            f"{options.batch_size}; optg by {source}", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        chosen = criteria(options, scores, further)
+        measured = measure(
+            subject, chosen, counts, further, steps=options.steps, lr=options.lr, samples=options.samples, seed=options.seed
+        )
+        rows = list(shown(console, measured, len(chosen) * len(counts)))
+    console.print(table(rows, options))
+    folder = options.output or Path("paradox") / re.sub(r"[^\w.=-]+", "_", options.what).strip("_")
+    folder.mkdir(parents=True, exist_ok=True)
+    head = {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(options).items() if key != "output"}
+    lines = [json.dumps({**dataclasses.asdict(row), "options": head}) for row in rows]
+    (folder / "paradox.jsonl").write_text("\n".join(lines) + "\n")
+    draw(rows, options.what, options.steps, folder / "paradox.png")
+    console.print(f"{folder / 'paradox.jsonl'}, {folder / 'paradox.png'}", highlight=False, soft_wrap=True)
+
+
+def loss(model: "nn.Module", batch: "tuple[Tensor, Tensor]") -> "Tensor":
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] | None]":
+    """Data, model and, where a checkpoint of OptG's has them, its scores."""
+    import torch
+
+    from optg import data as datasets
+    from optg import models
+    from optg.training import recipe
+    from optg.training.checkpoint import is_checkpoint
+    from optg.training.run import reopen
+
+    path, name, folder = Path(options.what), options.data, options.folder
+    if path.is_dir():
+        home = path.resolve().parents[1] if is_checkpoint(path) else path
+        if not (home / "recipe.toml").is_file():
+            raise ValueError(f"{home} is not the folder of a run: it has no recipe.toml")
+        settings = recipe.load(str(home / "recipe.toml")).recipe
+        name, folder = name or settings.data, folder or settings.folder
+    elif name is None:
+        raise ValueError(f"{options.what} is no folder of a run; for a model's name say the data too, such as --data cifar10")
+    torch.manual_seed(options.seed)
+    data = datasets.load(name, folder, batch_size=options.batch_size, device=device, seed=options.seed, augment=False)
+    if not path.is_dir():
+        return data, models.build(options.what, data.classes).to(device), None
+    plan, model = reopen(path, data.classes)
+    scores = saved(path, model) if plan.method == "optg" else None
+    return data, model.to(device), scores
+
+
+def saved(path: Path, model: "nn.Module") -> "list[Tensor] | None":
+    """OptG's scores, of this checkpoint or of the newest of the run."""
+    from optg.training.checkpoint import is_checkpoint, list_steps
+    from optg.training.run import open_checkpoint
+    from optg.weights import find_prunable
+
+    steps = [path] if is_checkpoint(path) else list_steps(path / "checkpoints")
+    if not steps:
+        return None
+    tensors, _ = open_checkpoint(steps[-1])
+    names = [f"sparsifier.scores.{name}" for name in find_prunable(model, None, ())]
+    return [tensors[name] for name in names] if all(name in tensors for name in names) else None
+
+
+def take(data: "Data", count: int) -> list[Any]:
+    batches = []
+    for batch in data.train(0):
+        batches.append(batch)
+        if len(batches) == count:
+            return batches
+    raise ValueError(f"--batches is {count}; there are {len(batches)} of {data.request.batch_size} images each")
+
+
+def powers(size: int) -> list[int]:
+    """1, 10, 100, … below half of the weights, then half, 90, 95 and 99 % of them."""
+    tens = [10**i for i in range(12) if 10**i < size / 2]
+    return [*tens, *(round(size * share) for share in (0.5, 0.9, 0.95, 0.99))]
+
+
+def criteria(options: Paradox, scores: "list[Tensor] | None", further: Callable[[], Iterator[Any]]) -> "dict[str, Criterion]":
+    from optg.experiments.paradox import criteria as known
+
+    optg = known.saved_scores(scores) if scores else known.accumulated_scores(further, options.accumulate, ROUNDS)
+    all_of_them: dict[str, Criterion] = {
+        "snip": known.snip, "taylor": known.taylor, "magnitude": known.magnitude, "loss": known.loss_change, "optg": optg,
+        "random": known.random(options.seed),
+    }  # fmt: skip
+    return {name: all_of_them[name] for name in options.criteria}
+
+
+def shown(console: Console, rows: "Iterator[Row]", total: int) -> "Iterator[Row]":
+    """The rows, with a bar in a terminal."""
+    from rich.progress import track
+
+    yield from track(rows, "removing", total, console=console, transient=True, disable=not console.is_terminal)
+
+
+def table(rows: "Sequence[Row]", options: Paradox) -> Table:
+    made = Table(title="What removing weights at once does to the loss", title_justify="left", caption_justify="left")
+    made.box, made.pad_edge, made.padding = None, False, (0, 1, 0, 0)  # so that it fits 80 columns
+    made.caption = (
+        "predicted: −Σ g·w; true: the loss without them less the loss with them; tuned: the same after "
+        f"{options.steps} steps of training of the rest. One weight of them, in the mean of {options.samples}: alone, the "
+        "others in place (Eq. 7); among, the others removed and the rest trained (Eq. 8); gap: |Eq. 8 − Eq. 7|."
+    )
+    made.add_column("criterion")
+    for column in ("removed", "share", "predicted", "true", "tuned", "alone", "among", "gap"):
+        made.add_column(column, justify="right")
+    last = None
+    for row in rows:
+        if last not in (None, row.criterion):
+            made.add_row()
+        figures = ["" if v is None else f"{v:+.1e}" for v in (row.predicted, row.true, row.tuned)]
+        singles = [f"{value:.1e}" for value in (row.alone, row.among, row.gap)]
+        name = row.criterion if last != row.criterion else ""
+        made.add_row(name, f"{row.removed:,}", f"{row.share:.1%}", *figures, *singles)
+        last = row.criterion
+    return made
