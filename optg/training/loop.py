@@ -23,6 +23,10 @@ class Saving:
     minutes: float = 10.0  # between two checkpoints; after an epoch one is made if a tenth of that has passed
     keep: int = 2  # how many of the last to keep
 
+    def __post_init__(self) -> None:
+        if self.keep < 1 or not self.minutes > 0:
+            raise ValueError(f"keep is {self.keep} and minutes {self.minutes}; expected at least 1, and above 0")
+
 
 def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, saving: Saving) -> dict[str, Any]:
     """Train to the end, going on from the folder's newest checkpoint. Returns the last epoch's metrics."""

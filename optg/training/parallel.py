@@ -72,9 +72,16 @@ def start(mode: str, device: str) -> Parallel:
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        place = torch.device("meta")
+    if place.type not in ("cuda", "cpu"):
+        raise ValueError(f"unknown device {device!r}; expected auto, cuda, cuda:N or cpu")
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", place.index or 0)))
+        if place.index >= torch.cuda.device_count():
+            raise ValueError(f"there is no {place}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here")
         torch.cuda.set_device(place)
     if mode == "none":
         if world > 1:

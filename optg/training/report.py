@@ -56,7 +56,7 @@ class Report:
     def metrics(self, row: dict[str, Any], epochs: int) -> None:
         self.accuracy = row["accuracy"]
         if not self.live:
-            unreadable = f"  {row['unreadable']} unreadable images" if row["unreadable"] else ""
+            unreadable = f"  unreadable images: {row['unreadable']}" if row["unreadable"] else ""
             self.say(
                 f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
                 f"sparsity {row['sparsity']:.2%}  {row['images_per_second']:,.0f} images/s{unreadable}"

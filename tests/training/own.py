@@ -1,5 +1,7 @@
 """A model and data as a user may bring them: `tests.training.own:model`, `tests.training.own:data`. float64, no batch norm."""
 
+import time
+
 import torch
 from torch import nn
 
@@ -18,6 +20,13 @@ def data(folder=None):
     g = torch.Generator().manual_seed(0)
     images, labels = torch.randn(200, 1, 8, 8, generator=g, dtype=torch.float64), torch.randint(4, (200,), generator=g)
     return (images[:160], labels[:160]), (images[160:], labels[160:])
+
+
+def slow(classes: int) -> nn.Module:
+    """The same, with time to be killed in."""
+    made = model(classes)
+    made.register_forward_pre_hook(lambda *_: time.sleep(0.02))
+    return made
 
 
 def diverging(classes: int) -> nn.Module:

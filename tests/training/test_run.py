@@ -1,6 +1,7 @@
 """Whole runs through the command line: interrupted, killed, damaged, spread over processes, and given nonsense."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -12,10 +13,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from optg import cli
+
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 OWN = ["--model", "tests.training.own:model", "--data", "tests.training.own:data"]
 SMALL = [*OWN, "--epochs", "6", "--batch-size", "16", "--sparsity", "0.9", "--device", "cpu", "--minutes", "0.001"]
+SLOW = ["--model", "tests.training.own:slow"]
 KILLS = int(os.environ.get("OPTG_KILLS", "6"))
 
 
@@ -52,15 +56,57 @@ def test_what_a_run_leaves(undisturbed):
     assert zeros / size == summary["sparsity"]
     rows = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[-1]["accuracy"] == summary["accuracy"]
+    assert rows[-1]["removed"] == rows[-1]["revived"] == 0  # the last cut is at the start of the last epoch
+    for row, before in zip(rows[1:], rows):
+        zeros, zeros_before = (sum(layer[0] for layer in r["layers"].values()) for r in (row, before))
+        assert zeros == round(row["sparsity"] * size) and zeros - zeros_before == row["removed"] - row["revived"]
+    sigmoid = [1 / (1 + math.exp(-40 / 6 * (k - 6 / 2))) for k in range(1, 7)]  # Eq. 16, α = 40 / epochs
+    assert [row["score_lr"] / row["lr"] for row in rows] == pytest.approx(sigmoid)
+    assert summary["processes"] == 1 and summary["unreadable"] == 0
     again = optg("evaluate", str(undisturbed), "--device", "cpu")
     assert f"accuracy {summary['accuracy']:.2%}" in again.stdout
     assert "all parameters" in optg("summary", str(undisturbed)).stdout
+
+
+def call(monkeypatch, *args: str) -> None:
+    """The command, in this process."""
+    monkeypatch.setattr(sys, "argv", ["optg", *args])
+    cli.main()
 
 
 def test_a_run_can_be_trained_again_from_its_recipe(undisturbed, tmp_path):
     recipe = str(undisturbed / "recipe.toml")
     assert optg("train", "--recipe", recipe, "--device", "cpu", folder=tmp_path / "again").returncode == 0
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_checkpoints_are_summed_up_and_tested_too(undisturbed, monkeypatch, capsys):
+    call(monkeypatch, "evaluate", str(undisturbed), "--device", "cpu")
+    newest = str(max((undisturbed / "checkpoints").glob("step-*")))
+    call(monkeypatch, "evaluate", newest, "--device", "cpu")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second and first.startswith("accuracy")
+    for what in (str(undisturbed), newest):
+        call(monkeypatch, "summary", what)
+    first, second = (text.splitlines() for text in capsys.readouterr().out.split("all parameters")[:2])
+    assert len(first) > 6 and [line for line in first if "weight" in line] == [line for line in second if "weight" in line]
+
+
+def test_an_interrupted_epoch_has_one_whole_row(undisturbed, tmp_path):
+    """Rows of a run that stopped in the middle of an epoch are those of one that did not."""
+    folder = tmp_path / "interrupted"
+    process = start(folder, *SLOW)
+    while process.poll() is None and newest_step(folder) % 10 == 0:
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    assert (
+        newest_step(folder) % 10 and optg("train", *SMALL, "--model", "tests.training.own:slow", folder=folder).returncode == 0
+    )
+    rows, expected = ([json.loads(line) for line in (f / "metrics.jsonl").open()] for f in (folder, undisturbed))
+    for row in rows + expected:
+        assert row.pop("seconds") > 0 and row.pop("images_per_second") > 0
+    assert rows == expected
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path):
@@ -129,9 +175,8 @@ def test_a_loss_that_is_no_number_stops_with_step_layer_and_checkpoint(tmp_path)
     assert "step-0000000" in wrong.stderr
 
 
-def torchrun(processes: int, folder: Path, parallel: str) -> list[str]:
-    port = 20_000 + (os.getpid() * 7 + processes * 131 + len(parallel)) % 20_000
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(port)]
+def torchrun(processes: int, folder: Path, parallel: str, *options: str) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *options]
     return [*launcher, "-m", "optg", "train", *SMALL, "--parallel", parallel, "--output", str(folder)]
 
 
@@ -143,11 +188,36 @@ def masks(folder: Path) -> dict[str, object]:
     return {name: (t != 0).tolist() for name, t in load_file(folder / "model.safetensors").items() if name.endswith("weight")}
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_end_with_the_masks_of_one(undisturbed, tmp_path, parallel):
-    done = subprocess.run(torchrun(2, tmp_path / parallel, parallel), capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
+def with_two(folder: Path, parallel: str) -> Path:
+    done = subprocess.run(torchrun(2, folder, parallel), capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert masks(tmp_path / parallel) == masks(undisturbed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    return with_two(tmp_path_factory.mktemp("two") / "ddp", "ddp")
+
+
+def test_two_processes_end_with_the_masks_of_one(undisturbed, two, tmp_path):
+    assert masks(two) == masks(undisturbed)
+    assert masks(with_two(tmp_path / "fsdp", "fsdp")) == masks(undisturbed)
+
+
+def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(two, tmp_path):
+    folder = tmp_path / "elastic"
+    command = torchrun(2, folder, "ddp", "--max-restarts", "1")
+    log = (tmp_path / "log").open("w")
+    process = subprocess.Popen(
+        [*command, "--model", "tests.training.own:slow"], env=ENVIRONMENT, cwd=ROOT, stdout=log, stderr=log
+    )
+    while process.poll() is None and newest_step(folder) < 10:
+        time.sleep(0.01)
+    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    assert process.wait() == 0, (tmp_path / "log").read_text()[-3000:]
+    assert "going on from step-" in (tmp_path / "log").read_text()
+    assert (folder / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
 
 
 def test_four_processes_then_two_then_one(undisturbed, tmp_path):
@@ -186,6 +256,9 @@ def test_four_processes_then_two_then_one(undisturbed, tmp_path):
         (["train", "--data", "cifar11"], "unknown"),
         (["train", "--data", "cifar10", "--folder", "/nonexistent"], "CIFAR-10"),
         (["train", "--data", "imagenet", "--folder", "/nonexistent"], "/nonexistent"),
+        (["train", "--device", "gpu"], "unknown device 'gpu'; expected auto, cuda, cuda:N or cpu"),
+        (["train", "--keep", "0"], "keep is 0"),
+        (["train", "--minutes", "0"], "minutes 0.0"),
         (["train", "--parallel", "ddp"], "--parallel ddp needs torchrun"),
         (["train", "--method", "dense", "--sparsity", "0.5"], "dense training removes nothing"),
         (["evaluate", "/nonexistent"], "is not the folder of a run"),
@@ -194,12 +267,13 @@ def test_four_processes_then_two_then_one(undisturbed, tmp_path):
         (["nonsense"], "nonsense"),
     ],
 )
-def test_bad_input_gets_one_clear_message_and_no_folder(args, message, tmp_path):
+def test_bad_input_gets_one_clear_message_and_no_folder(args, message, tmp_path, monkeypatch, capsys):
     output = ["--output", str(tmp_path / "run")] if args[0] == "train" else []
-    wrong = optg(*args, *output)
-    assert wrong.returncode == 2, wrong.stderr
-    assert message in wrong.stderr and "Traceback" not in wrong.stderr
-    assert not (tmp_path / "run" / "recipe.toml").exists()
+    with pytest.raises(SystemExit) as left:
+        call(monkeypatch, *args, *output)
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and message in said and "Traceback" not in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_recipe_in_the_same_folder_is_refused(undisturbed):
