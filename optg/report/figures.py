@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from optg.report.axes import Axis, linear, logarithmic, sparsities
+from optg.report.axes import Axis, linear, logarithmic
 from optg.report.layers import densities
-from optg.report.markup import brief, is_number, percent, share
+from optg.report.markup import brief, percent
 from optg.report.palette import DASHES, Look, looks
-from optg.report.paper import PaperTable, Point, table_of
+from optg.report.paper import PaperTable, table_of
 from optg.report.plot import Entry, Figure, Series
-from optg.report.runs import Run, all_settings
+from optg.report.runs import Run
 
 MANY = 12  # runs with an entry of their own in a legend; of more, the legend names the methods
 
@@ -161,65 +161,3 @@ def layer_numbers(count: int) -> Axis:
     every = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if count / step <= 10)
     marks = [1, *range(every, count + 1, every)] if every > 1 else list(range(1, count + 1))
     return replace(axis, ticks=[(axis.place(mark), str(mark)) for mark in marks])
-
-
-def against_sparsity(group: Group) -> Figure | None:
-    return scatter(
-        group, "accuracy-sparsity", "Accuracy against sparsity", lambda run: run.sparsity, lambda point: point.sparsity,
-        lambda values: sparsities("sparsity, %", values),
-    )  # fmt: skip
-
-
-def against_flops(group: Group) -> Figure | None:
-    return scatter(
-        group, "accuracy-flops", "Accuracy against FLOPs", lambda run: run.number("flops"), lambda point: point.flops,
-        lambda values: logarithmic("FLOPs for one image", [0.8 * min(values), 1.25 * max(values)], brief),
-    )  # fmt: skip
-
-
-def scatter(
-    group: Group,
-    name: str,
-    title: str,
-    ours: Callable[[Run], float | None],
-    theirs: Callable[[Point], float | None],
-    make: Callable[[list[float]], Axis],
-) -> Figure | None:
-    """A point for each run, lines through the runs that differ in sparsity and seed alone, the paper's points hollow."""
-    shown = [(run, x) for run in group.runs if run.finished and is_number(x := ours(run)) and is_number(run.accuracy)]
-    if not shown:
-        return None
-    alike: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
-    points: dict[str, list[tuple[Run, float]]] = {}
-    for run, x in shown:
-        same = {key: value for key, value in all_settings(run).items() if key not in ("sparsity", "seed")}
-        alike.setdefault((run.method, repr(same)), []).append((run.target, x, 100 * (run.accuracy or 0.0)))
-        points.setdefault(run.method, []).append((run, x))
-    series = [Series(method, group.methods[method], means(places)) for (method, _), places in alike.items()]
-    series = [s for s in series if len(s.points) > 1]
-    for method, found in points.items():
-        places = [(x, 100 * (run.accuracy or 0.0)) for run, x in found]
-        notes = [f"{run.label}: {percent(run.accuracy)} %" for run, _ in found]
-        series.append(Series(method, group.methods[method], places, line=False, markers=True, notes=notes))
-    printed = [(p, x) for p in (group.paper.points if group.paper else ()) if (x := theirs(p)) is not None]
-    for point, x in printed:
-        look = replace(group.methods[point.method], hollow=True)
-        note = f"paper, {point.method} {share(point.sparsity)}: {percent(point.accuracy)} %"
-        series.append(Series(note, look, [(x, 100 * point.accuracy)], line=False, markers=True, notes=[note]))
-    everything = [place for s in series for place in s.points]
-    legend = [(method, group.methods[method], False, True) for method in group.methods if method in points]
-    beside = [m for m in group.methods if m not in points and any(p.method == m for p, _ in printed)]
-    legend += [(f"{m}, paper only", replace(group.methods[m], hollow=True), False, True) for m in beside]
-    if printed:
-        legend.append(("hollow: the paper's", Look("quiet", hollow=True), False, True))
-    x_axis, y_axis = make([x for x, _ in everything]), linear("test accuracy, %", [y for _, y in everything])
-    missing = [run.label for run in group.runs if all(run is not other for other, _ in shown)]
-    return Figure(name, title, x_axis, y_axis, series, legend, missing, height=300)
-
-
-def means(places: list[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """One point for each sparsity that was asked for: the mean over the seeds."""
-    at: dict[float, list[tuple[float, float]]] = {}
-    for target, x, y in sorted(places):
-        at.setdefault(target, []).append((x, y))
-    return [(sum(x for x, _ in same) / len(same), sum(y for _, y in same) / len(same)) for same in at.values()]

@@ -2,7 +2,7 @@
 
 from importlib.resources import files
 
-from optg.report import figures
+from optg.report import figures, scatter
 from optg.report.figures import MANY, Group
 from optg.report.markup import slug, text
 from optg.report.palette import LINE, PAGE, PANEL, QUIET, TEXT, style
@@ -18,7 +18,7 @@ class Sections:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.results = [figures.against_sparsity(group), figures.against_flops(group)]
+        self.results = [scatter.against_sparsity(group), scatter.against_flops(group)]
         self.training = [f(group) for f in (figures.accuracy, figures.late_accuracy, figures.loss, figures.test_loss)]
         self.schedules = [figures.sparsity(group), figures.rate(group), figures.mask_rate(group)]
         self.cuts = [figures.removed(group), figures.revived(group)]
@@ -134,11 +134,16 @@ def part(title: str, shown: list[Figure | None], instead: str, grid: str = "figu
         return [f"<h3>{title}</h3>", missing(instead)]
     drawn = [f"<figure><figcaption>{text(f.title)}</figcaption>{inline(f)}</figure>" for f in made]
     entries = dict.fromkeys(entry for figure in made for entry in figure.legend)
-    return [
-        f"<h3>{title}</h3>",
-        legend(list(entries)),
-        f'<div class="{grid}">{"".join(drawn)}</div>',
-    ]
+    parts = [f"<h3>{title}</h3>", legend(list(entries)), f'<div class="{grid}">{"".join(drawn)}</div>']
+    if absent := [label for label in made[0].missing if all(label in figure.missing for figure in made)]:
+        parts.append(missing(f"Not shown, since it was not recorded: {named(absent)}."))
+    if below := list(dict.fromkeys(label for figure in made for label in figure.below)):
+        parts.append(missing(f"Not drawn, far below the others: {named(below)}."))
+    return parts
+
+
+def named(labels: list[str]) -> str:
+    return text(", ".join(labels)) if len(labels) <= MANY else counted(len(labels), "run")
 
 
 def legend(entries: list[Entry]) -> str:

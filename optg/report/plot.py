@@ -39,6 +39,7 @@ class Figure:
     series: list[Series]
     legend: list[Entry]
     missing: list[str] = field(default_factory=list)  # runs that recorded nothing of it
+    below: list[str] = field(default_factory=list)  # runs so far down that they are named instead of drawn
     height: int = 236
 
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as xml
 import made
 import pytest
 
-from optg.report import figures
+from optg.report import figures, scatter
 from optg.report.axes import linear, logarithmic, sparsities
 from optg.report.markup import brief, compact, duration, signed, slug, text
 from optg.report.palette import COLOURS, PAGE, QUIET, TEXT, USUAL, looks
@@ -124,21 +124,29 @@ def test_runs_beside_the_papers_points(tmp_path):
     made.run(tmp_path / "b", "optg", 0.928, sparsity=0.95)
     made.run(tmp_path / "c", "gmp", math.nan)
     made.run(tmp_path / "d", "rigl", ended=False)
-    figure = figures.against_sparsity(made_group(tmp_path))
+    figure = scatter.against_sparsity(made_group(tmp_path))
     ours = [series for series in figure.series if not series.look.hollow]
     assert [(s.label, s.points) for s in ours] == 2 * [("optg", [(0.9, pytest.approx(93.1)), (0.95, pytest.approx(92.8))])]
     theirs = {series.label.replace("\N{NO-BREAK SPACE}", " ") for series in figure.series if series.look.hollow}
     assert len(theirs) == 19 and "paper, optg 95 %: 93.79 %" in theirs
-    flops = figures.against_flops(made_group(tmp_path))
+    flops = scatter.against_flops(made_group(tmp_path))
     assert all(not series.look.hollow for series in flops.series)  # Tab. 1 gives no FLOPs
 
 
 def test_lines_join_only_runs_that_differ_in_sparsity_and_seed_alone(tmp_path):
     for i, (sparsity, seed, lr) in enumerate(((0.9, 0, 0.1), (0.9, 1, 0.1), (0.98, 0, 0.1), (0.98, 0, 0.2))):
         made.run(tmp_path / str(i), "gmp", 0.9 + 0.02 * i, sparsity=sparsity, seed=seed, lr=lr)
-    figure = figures.against_sparsity(made_group(tmp_path))
+    figure = scatter.against_sparsity(made_group(tmp_path))
     lines = [series.points for series in figure.series if series.line]
     assert lines == [[(pytest.approx(0.9), pytest.approx(91.0)), (0.98, pytest.approx(94.0))]]
+
+
+def test_a_run_that_collapsed_is_named_and_leaves_the_others_room(tmp_path):
+    for i, accuracy in enumerate((0.93, 0.92, 0.925, 0.1)):
+        made.run(tmp_path / str(i), "gmp", accuracy, seed=i, data="digits")
+    figure = scatter.against_sparsity(made_group(tmp_path))
+    assert [label.replace("\N{NO-BREAK SPACE}", " ") for label in figure.below] == ["gmp 95 %, seed 3 (10.00 %)"]
+    assert figure.y.ticks[0][1] == "92.0" and not figure.missing
 
 
 def test_legends_name_methods_where_there_are_many_runs(tmp_path):

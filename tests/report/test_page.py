@@ -85,6 +85,20 @@ def test_what_was_not_recorded_is_said(tmp_path):
     assert "known by their summaries alone" in page_of(tmp_path / "out", tmp_path / "all.jsonl")
 
 
+def test_runs_that_a_figure_lacks_are_named_beside_it(tmp_path):
+    for i, accuracy in enumerate((0.93, 0.92, 0.925, 0.1)):
+        made.run(tmp_path / "runs" / str(i), "gmp", accuracy, seed=i)
+    made.run(tmp_path / "runs" / "set", "set", old=True)
+    made.run(tmp_path / "runs" / "dpf", "dpf", ended=False)
+    page = page_of(tmp_path / "out", tmp_path / "runs")
+    results, training, cuts, layers = (
+        page[page.index(f"<h3>{start}") :].split("<h3>")[1] for start in (PARTS[0], PARTS[1], PARTS[3], PARTS[4])
+    )
+    assert "far below the others: gmp 95 %, seed 3 (10.00 %)." in results and "not recorded: dpf 95 %." in results
+    assert 'class="missing"' not in training
+    assert "not recorded: set 95 %." in cuts and "not recorded: dpf 95 %." in layers
+
+
 def test_accuracies_that_are_no_numbers_are_dashes(tmp_path):
     page = page_of(tmp_path / "out", made.run(tmp_path / "a", "gsm", math.nan))
     assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).lower().replace("nance", "")
