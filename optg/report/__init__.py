@@ -23,6 +23,8 @@ def write(runs: Iterable[Path], output: Path, title: str) -> Path:
         prefix = name if taken[name] == 1 else f"{name}-{taken[name]}"
         files |= {f"{prefix}-{figure.name}.svg": alone(figure) for figure in section.all()}
     made = page(sections, title)
+    if output.is_file():
+        raise ValueError(f"{output} is a file; give a folder for the page and its figures with --output")
     folder = output / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.svg"):

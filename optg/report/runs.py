@@ -91,7 +91,10 @@ def read_folder(path: Path) -> Run:
         run = from_summary(parse(ended.read_bytes(), str(ended)), str(ended), name)
         run.rows, run.folder = rows, path
         return run
-    plan = recipe.load(str(path / "recipe.toml"))
+    try:
+        plan = recipe.load(str(path / "recipe.toml"))
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path / 'recipe.toml'} is damaged: {error}") from None
     last = rows[-1] if rows else {}
     settings, options = as_json(asdict(plan.recipe)), as_json(asdict(recipe.build_method(plan, str(path / "recipe.toml"))))
     return Run(

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import made
+import pytest
 
 from optg.report import write
 
@@ -94,9 +95,9 @@ def test_runs_that_a_figure_lacks_are_named_beside_it(tmp_path):
     results, training, cuts, layers = (
         page[page.index(f"<h3>{start}") :].split("<h3>")[1] for start in (PARTS[0], PARTS[1], PARTS[3], PARTS[4])
     )
-    assert "far below the others: gmp 95 %, seed 3 (10.00 %)." in results and "not recorded: dpf 95 %." in results
+    assert "far below the others: gmp 95 %, seed 3 (10.00 %)." in results and "lack of a record: dpf 95 %." in results
     assert 'class="missing"' not in training
-    assert "not recorded: set 95 %." in cuts and "not recorded: dpf 95 %." in layers
+    assert "lack of a record: set 95 %." in cuts and "lack of a record: dpf 95 %." in layers
 
 
 def test_accuracies_that_are_no_numbers_are_dashes(tmp_path):
@@ -184,3 +185,10 @@ def test_the_command_refuses_in_one_line(tmp_path):
     done = optg(tmp_path / "runs", "--output", tmp_path / "out")
     assert done.returncode == 2 and "summary.json is damaged" in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ValueError, match="out is a file; give a folder"):
+        page_of(tmp_path / "out", made.run(tmp_path / "a"))
+    assert (tmp_path / "out").read_text() == "mine"

@@ -129,6 +129,14 @@ def test_what_is_damaged_is_named(tmp_path, file, text, said):
     assert said in str(error.value) and str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("data", [b"\xff", b"lr = ", b'method = "no"'])
+def test_a_damaged_recipe_of_a_run_that_has_not_ended_is_named(tmp_path, data):
+    folder = made.run(tmp_path / "a", ended=False)
+    (folder / "recipe.toml").write_bytes(data)
+    with pytest.raises(ValueError, match="recipe.toml is|unknown method 'no'"):
+        read_all([folder])
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("hello")
