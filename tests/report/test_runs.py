@@ -133,7 +133,7 @@ def test_what_is_damaged_is_named(tmp_path, file, text, said):
 def test_a_damaged_recipe_of_a_run_that_has_not_ended_is_named(tmp_path, data):
     folder = made.run(tmp_path / "a", ended=False)
     (folder / "recipe.toml").write_bytes(data)
-    with pytest.raises(ValueError, match="recipe.toml is|unknown method 'no'"):
+    with pytest.raises(ValueError, match=r"recipe\.toml is|unknown method 'no'"):
         read_all([folder])
 
 
