@@ -132,7 +132,7 @@ def is_result_of_norm(node: fx.Node) -> bool:
     if node.target is not operator.getitem:
         return False
     source, index = node.args
-    return isinstance(source, fx.Node) and source.target == INFERENCE_NORM and index == 0
+    return isinstance(source, fx.Node) and source.target is INFERENCE_NORM and isinstance(index, int) and index == 0
 
 
 def is_copy(node: fx.Node) -> bool:
@@ -210,7 +210,7 @@ def translate(model: nn.Module, program: ExportedProgram) -> Graph:
             continue
         if is_identity(node) or is_copy(node) or is_result_of_norm(node):
             refs[node.name] = refs[node.args[0].name]
-        elif node.target == INFERENCE_NORM:
+        elif node.target is INFERENCE_NORM:
             refs[node.name] = named(node.name)
             *args, momentum, eps = translated(tuple(node.args), refs)
             nodes.append(Node(refs[node.name].name, "aten.batch_norm.default", (*args, False, momentum, eps, False)))

@@ -357,6 +357,8 @@ class Row:
             scattered = np.zeros(self.size, kind)
             scattered[at] = values.view(kind)
             words = scattered.view(np.uint8)
+        if self.size == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
         return torch.from_numpy(words).view(self.stored).to(self.dtype).reshape(self.shape)
 
 
