@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from optg.kernels import find_kernels
+
 CHUNK = 1 << 18  # scores looked at together: they stay in cache, and are 1 % of a ResNet-50
 
 
@@ -27,6 +29,10 @@ class Shards:
 
     group: dist.ProcessGroup
     pieces: tuple[bool, ...]
+
+    def of(self, tensor: int) -> "Shards":
+        """The same, of one tensor alone."""
+        return Shards(self.group, (self.pieces[tensor],))
 
     def counted(self) -> Tensor:
         """Which tensors this rank counts, so that each is counted once over all ranks."""
@@ -70,6 +76,19 @@ def keep_top(
     return list(each_mask(scores, select(scores, zeros, shards, names), shards))
 
 
+def keep_top_each(
+    scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None = None, names: Sequence[str] | None = None
+) -> list[Tensor]:
+    """A mask for each tensor that removes exactly its `zeros` smallest scores."""
+    return list(each_mask_of(scores, select_each(scores, zeros, shards, names), shards))
+
+
+def each_mask_of(scores: Sequence[Tensor], cuts: Sequence[Threshold], shards: Shards | None = None) -> Iterator[Tensor]:
+    """The masks of cuts that each are of one tensor."""
+    for i, (score, cut) in enumerate(zip(scores, cuts)):
+        yield from each_mask([score], cut, shards and shards.of(i))
+
+
 def each_mask(scores: Sequence[Tensor], cut: Threshold, shards: Shards | None = None) -> Iterator[Tensor]:
     """The masks of a cut, one at a time, so that no second set of masks need exist."""
     scores = comparable(scores)
@@ -92,65 +111,87 @@ def comparable(scores: Sequence[Tensor]) -> list[Tensor]:
 
 
 def select(scores: Sequence[Tensor], zeros: int, shards: Shards | None = None, names: Sequence[str] | None = None) -> Threshold:
-    """The threshold that removes the `zeros` smallest scores."""
-    if zeros <= 0:
-        return Threshold(-math.inf, 0, 0)
-    scores, rank = comparable(scores), zeros
+    """The threshold that removes the `zeros` smallest scores of all tensors together."""
+    return thresholds(scores, [zeros], shards, names)[0]
+
+
+def select_each(
+    scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None = None, names: Sequence[str] | None = None
+) -> list[Threshold]:
+    """For each tensor, the threshold that removes its `zeros` smallest scores."""
+    if find_kernels(scores):
+        return thresholds(scores, zeros, shards, names, each=True)
+    return [
+        thresholds([s], [z], shards and shards.of(i), names and [names[i]])[0] for i, (s, z) in enumerate(zip(scores, zeros))
+    ]
+
+
+def thresholds(
+    scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None, names: Sequence[str] | None, each: bool = False
+) -> list[Threshold]:
+    """Of all tensors together, or (on a GPU) of each. Only the last transfer waits for the device."""
+    if not any(zero > 0 for zero in zeros):
+        return [Threshold(-math.inf, 0, 0)] * len(zeros)
+    scores = comparable(scores)
     dtype, device = scores[0].dtype, scores[0].device
     flat = [storage_order(s) for s in scores]
     if shards:
         flat = [f if counted else f[:0] for f, counted in zip(flat, shards.counted())]
-    count, bits = counter(flat)
-    prefix = None  # the key's upper bits, as far as they are known
-    for shift in range(dtype.itemsize * 8 - bits, -1, -bits):
-        counts = count(shift, prefix).to(device)
+    count, bits = counter(flat, each)
+    nan = torch.zeros(len(flat), dtype=torch.int64, device=device)
+    ranks = torch.tensor(zeros, device=device)[:, None]
+    prefixes = torch.zeros_like(ranks)  # the keys' upper bits, as far as they are known
+    first = dtype.itemsize * 8 - bits
+    for shift in range(first, -1, -bits):
+        counts = count(prefixes, nan, shift == first, shift)
         if shards:
             dist.all_reduce(counts, group=shards.group)
-        bins, nan = np.split(counts.cpu().numpy(), [1 << bits])  # a sync, two or four to a cut
-        if prefix is None:
-            refuse_nan(nan, names)
-        sums = bins.cumsum()
-        digit = int(np.searchsorted(sums, rank))
-        rank, equal = rank - int(sums[digit] - bins[digit]), int(bins[digit])
-        prefix = digit - (1 << bits - 1) if prefix is None else prefix << bits | digit
-    key = np.array([prefix], dtype=f"i{dtype.itemsize}")
-    return Threshold(flip(key).view(f"f{dtype.itemsize}").item(), rank, equal)
+        sums = counts.cumsum(1)
+        digits = torch.searchsorted(sums, ranks)
+        equal = counts.gather(1, digits)
+        ranks = ranks - (sums.gather(1, digits) - equal)
+        prefixes = digits - (1 << bits - 1) if shift == first else prefixes << bits | digits
+    if shards:
+        dist.all_reduce(nan, group=shards.group)
+    found = torch.cat([nan, *(t.flatten() for t in (prefixes, ranks, equal))]).cpu().numpy()  # a sync, one to a cut
+    nans, key, removed, ties = np.split(found, np.cumsum([len(flat), *[len(zeros)] * 2]))
+    refuse_nan(nans, names)
+    values = flip(key.astype(f"i{dtype.itemsize}")).view(f"f{dtype.itemsize}")
+    cuts = map(Threshold, values.tolist(), removed.tolist(), ties.tolist())
+    return [cut if zero > 0 else Threshold(-math.inf, 0, 0) for cut, zero in zip(cuts, zeros)]
 
 
-Counter = Callable[[int, int | None], Tensor]
+Counter = Callable[[Tensor, Tensor, bool, int], Tensor]
 
 
-def counter(scores: Sequence[Tensor]) -> tuple[Counter, int]:
+def counter(scores: Sequence[Tensor], each: bool) -> tuple[Counter, int]:
     """The way to count on the scores' device, and how many bits of a key one round of it decides.
 
-    counter(shift, prefix) says how often each value of the bits at `shift` occurs in the keys whose higher bits are `prefix`,
-    over all tensors; with no prefix it also says, in one more entry for each tensor, whether that has NaN in it.
+    counter(prefixes, nan, first, shift) says how often each value of the bits at `shift` occurs in the keys whose higher bits
+    are the prefix, over all tensors or for each; in the first round there is no prefix, and `nan` is set where a tensor has it.
     """
-    if scores[0].is_cuda and len({s.device for s in scores}) == 1:
-        try:
-            from optg import kernels
-
-            return partial(kernels.count, kernels.spans(scores), 8), 8
-        except ImportError:  # no Triton on this platform
-            pass
-    return partial(count_in_chunks, scores, 16), 16
+    if kernels := find_kernels(scores):
+        table = kernels.Tables()(scores)  # of one-dimensional views of whole memory
+        return partial(kernels.count, table, each, bits=8, width=scores[0].itemsize * 8), 8
+    return partial(count_in_chunks, scores, bits=16), 16
 
 
-def count_in_chunks(scores: Sequence[Tensor], bits: int, shift: int, prefix: int | None) -> Tensor:
+def count_in_chunks(scores: Sequence[Tensor], prefixes: Tensor, nan: Tensor, first: bool, shift: int, *, bits: int) -> Tensor:
     """In numpy, on one thread: with torch's threads each of these short operations may wait for a busy core."""
-    counts, nan = np.zeros(1 << bits, dtype=np.int64), np.zeros(len(scores), dtype=np.int64)
+    counts, prefix = np.zeros(1 << bits, dtype=np.int64), int(prefixes)
     for layer, score in enumerate(scores):
         for chunk in score.split(CHUNK) if len(score) else ():
             values = chunk.cpu().numpy()
             digits = keys(values)
             digits >>= shift
-            if prefix is None:
+            if first:
                 digits += 1 << bits - 1
-                nan[layer] |= np.isnan(values.max())  # the maximum is NaN where any value is
+                if np.isnan(values.max()):  # the maximum is NaN where any value is
+                    nan[layer] = 1
             else:
                 digits = digits[(digits >> bits) == prefix] & (1 << bits) - 1
             counts += np.bincount(digits, minlength=1 << bits)
-    return torch.from_numpy(np.concatenate([counts, nan]))
+    return torch.from_numpy(counts)[None].to(nan.device)
 
 
 def refuse_nan(found: np.ndarray, names: Sequence[str] | None) -> None:

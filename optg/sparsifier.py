@@ -124,9 +124,10 @@ class Sparsifier:
     @torch.compiler.disable
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with torch.no_grad():
-            self.weights.settle(frozen=self.method.freezes_dormant)
+            if self.method.freezes_dormant:
+                self.weights.show_latent()  # removed weights take no part in the step
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                self.weights.show_effective()  # the rest of a step is the host's: `advance`, after each replay
+                self.weights.settle()  # the rest of a step is the host's: `advance`, after each replay
             else:
                 self._tick()
             self._open = False
@@ -134,11 +135,13 @@ class Sparsifier:
     def _tick(self) -> None:
         """The host's part of a step: time moves, and perhaps the mask. The parameters hold latent weights, then effective."""
         self._count()
-        if self.clock.step <= self.clock.total:
+        if self.clock.step <= self.clock.total and self.method.due(self.clock):
+            if self.weights.latent is None:
+                self.weights.show_effective()  # momentum may have moved removed weights: they are 0 at a cut
             self.method.after_update(self.weights, self.clock)
         if self.clock.at_epoch_start or self.clock.step == self.clock.total:
             self._warn_of_collapse()
-        self.weights.show_effective()
+        self.weights.settle()
 
     def _count(self) -> None:
         """One more step, of those that were announced or not."""

@@ -8,13 +8,24 @@ method keeps it, waits in `latent` and stands in the Parameter only while the op
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from optg.allocation import layer_zeros
-from optg.ranking import Shards, each_mask, keep_top, select, zeros_at
+from optg.kernels import find_kernels
+from optg.ranking import (
+    Shards,
+    Threshold,
+    comparable,
+    each_mask,
+    each_mask_of,
+    keep_top_each,
+    select,
+    select_each,
+    zeros_at,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -159,6 +170,7 @@ class SparseWeights:
     def __init__(self, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, target: float) -> None:
         self.names = list(parameters)
         self.parameters = list(parameters.values())
+        self._values: list[Tensor] = []
         self.optimizer = optimizer
         self.target = target  # the sparsity to arrive at
         self.shards = find_shards(parameters)
@@ -174,13 +186,26 @@ class SparseWeights:
         self.groups = [owner[p] for p in self.parameters]  # the parameter group of each
         self.devices = [v.device for v in self.values]
         self.state_dtype = torch.promote_types(max((v.dtype for v in self.values), key=lambda d: d.itemsize), torch.float32)
+        kernels: Any = find_kernels(self.values)
+        one_type = len(dtypes := {v.dtype for v in self.values}) == 1
+        self.kernels: Any = kernels if kernels and one_type and dtypes <= set(kernels.TYPES) else None
+        self.tables = self.kernels.Tables() if self.kernels else None
 
     # ---- what the lists hold
 
     @property
     def values(self) -> list[Tensor]:
         """What the parameters hold now: effective weights between steps, latent ones inside a step."""
-        return [local(p).detach() for p in self.parameters]
+        known = self._values
+        if not known or any(v.data_ptr() != p.data_ptr() for v, p in zip(known, self.parameters)):
+            values = [local(p).detach() for p in self.parameters]
+            self._values = [] if any(is_distributed(p) for p in self.parameters) else values
+            return values
+        return known
+
+    def table(self, *lists: Sequence[Tensor]) -> Any:
+        """Where a Triton kernel finds the tensors of parallel lists; None where they are for torch's own operations."""
+        return self.tables(*lists) if self.tables else None
 
     @property
     def grads(self) -> dict[int, Tensor]:
@@ -205,28 +230,35 @@ class SparseWeights:
 
     def show_latent(self) -> None:
         """Parameters <- latent: kept values are there already, removed ones come back."""
-        if self.latent is not None and self.reshape is not None:
-            torch._foreach_copy_(self.values, self.latent)
-        elif self.latent is not None:
-            for mask, value, latent in zip(self.masks, self.values, self.latent):
+        if self.latent is None:
+            return
+        values = self.values
+        if self.reshape is not None:
+            torch._foreach_copy_(values, self.latent)
+        elif (table := self.table(values, self.masks, self.latent)) is not None:
+            self.kernels.restore(table, values[0].dtype)
+        else:
+            for mask, value, latent in zip(self.masks, values, self.latent):
                 torch.where(mask, value, latent, out=value)
 
     def show_effective(self) -> None:
         """Parameters <- effective: removed values become 0.0, whatever they were (NaN too)."""
+        values = self.values
         if self.latent is not None and self.reshape is not None:
-            for layer, (value, latent) in enumerate(zip(self.values, self.latent)):
+            for layer, (value, latent) in enumerate(zip(values, self.latent)):
                 value.copy_(self.reshape(self, layer, latent))
-        for mask, value in zip(self.masks, self.values):
-            blank(mask, value)
+        self.fade(values, self.masks)
 
-    def settle(self, frozen: bool) -> None:
-        """After the optimizer's step: latent <- parameters. `frozen` weights that are removed take no part in the step."""
-        if self.latent is None:
-            self.show_effective()  # momentum may have moved removed weights: they are 0 at the next cut
-        else:
-            if frozen:
-                self.show_latent()
+    def settle(self) -> None:
+        """Latent <- parameters, parameters <- effective: when the optimizer has stepped and the mask is that of now."""
+        if self.latent is None or self.reshape is not None:
             self.store_latent()
+            self.show_effective()
+        elif (table := self.table(values := self.values, self.masks, self.latent)) is not None:
+            self.kernels.settle(table, values[0].dtype)
+        else:
+            self.store_latent()
+            self.show_effective()
 
     def store_latent(self) -> None:
         """Latent <- parameters, as they are."""
@@ -235,11 +267,22 @@ class SparseWeights:
 
     def route_gradients(self, dormant: float) -> None:
         """Kept weights receive their gradient, removed ones `dormant` times theirs."""
-        for layer, grad in self.grads.items():
-            if dormant == 0:
-                blank(self.masks[layer], grad)
-            elif dormant != 1:
-                torch.where(self.masks[layer], grad, grad * dormant, out=grad)
+        if dormant != 1:
+            grads = self.grads
+            self.fade(list(grads.values()), [self.masks[layer] for layer in grads], dormant)
+
+    def fade(self, targets: list[Tensor], masks: list[Tensor], share: float = 0.0) -> None:
+        """Leave removed entries with a share of what they were."""
+        if not targets:
+            return
+        if (table := self.table(targets, masks)) is not None:
+            self.kernels.fade(table, targets[0].dtype, share)
+            return
+        for mask, target in zip(masks, targets):
+            if share == 0:
+                blank(mask, target)
+            else:
+                torch.where(mask, target, target * share, out=target)
 
     # ---- new masks
 
@@ -250,17 +293,28 @@ class SparseWeights:
         """
         if budget == "global":
             cut = select(scores, zeros_at(sparsity, self.size), self.shards, self.names)
-            self.replace_masks(each_mask(scores, cut, self.shards))
+            self.cut_at(scores, [cut] * len(scores), lambda: each_mask(scores, cut, self.shards))
             return [cut.value] * len(scores)
-        thresholds = []
+        cuts = select_each(scores, self.budget(budget, sparsity), self.shards, self.names)
+        self.cut_at(scores, cuts, lambda: each_mask_of(scores, cuts, self.shards))
+        return [cut.value for cut in cuts]
 
-        def masks() -> Iterator[Tensor]:
-            for layer, (score, zeros) in enumerate(zip(scores, self.budget(budget, sparsity))):
-                thresholds.append(select([score], zeros, self.shard(layer), [self.names[layer]]))
-                yield from each_mask([score], thresholds[-1], self.shard(layer))
+    def cut_at(self, scores: Sequence[Tensor], cuts: list[Threshold], masks: Callable[[], Iterable[Tensor]]) -> None:
+        """New masks from thresholds that are known; `masks` makes them where some scores at a threshold go and others stay."""
+        values = torch.tensor([cut.value for cut in cuts], dtype=torch.float64)
+        tied = torch.tensor([cut.removed == 0 for cut in cuts])
+        if any(0 < cut.removed < cut.equal for cut in cuts) or not self.keep_above(scores, values, tied):
+            self.replace_masks(masks())
 
-        self.replace_masks(masks())
-        return [cut.value for cut in thresholds]
+    def keep_above(self, scores: Sequence[Tensor], thresholds: Tensor, tied: Tensor) -> bool:
+        """Keep scores above their layer's threshold, and where `tied` those at it, in one pass; False where none can do it."""
+        scores = comparable(scores)
+        if (table := self.table(self.masks, scores)) is None:
+            return False
+        device, dtype = self.masks[0].device, scores[0].dtype
+        counts = self.kernels.recut(table, len(scores), thresholds.to(device, dtype), tied.to(device), dtype.itemsize * 8)
+        self.counts = self.total(counts)
+        return True
 
     def budget(self, name: str, sparsity: float) -> list[int]:
         """How many weights each layer loses under a named budget."""
@@ -273,13 +327,6 @@ class SparseWeights:
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks of a value for each layer, where layers are split; else the values themselves."""
         return self.shards.total(values) if self.shards else values
-
-    def shard(self, layer: int) -> Shards | None:
-        return Shards(self.shards.group, (self.shards.pieces[layer],)) if self.shards else None
-
-    def keep_top(self, layer: int, score: Tensor, zeros: int) -> Tensor:
-        """A mask for one layer that removes its `zeros` smallest scores."""
-        return keep_top([score], zeros, shards=self.shard(layer), names=[self.names[layer]])[0]
 
     def replace_masks(self, masks: Iterable[Tensor]) -> None:
         """Take over new masks, counting what each layer loses and gets back."""
@@ -300,17 +347,20 @@ class SparseWeights:
         """In each layer, drop the share of its kept weights that are least in magnitude, and grow as many that are not kept
         where `grow_scores` are largest, with a clean optimizer state. A layer with no such score stays as it is."""
         kept = [shape.numel() - zeros for shape, zeros in zip(self.shapes, self.counts[:, 0].tolist())]
-
-        def exchanged(layer: int) -> Tensor:
-            size, mask, moved = self.shapes[layer].numel(), self.masks[layer], int(share * kept[layer])
-            if layer not in grow_scores or moved == 0:
-                return mask
-            stay = self.keep_top(layer, self.values[layer].abs().where(mask, -1.0), size - (kept[layer] - moved))
-            new = stay | self.keep_top(layer, grow_scores[layer].masked_fill(stay, -1.0), size - moved)
-            self.clear_state(layer, new & ~mask)
-            return new
-
-        self.replace_masks(exchanged(layer) for layer in range(len(self.names)))
+        moved = {layer: int(share * kept[layer]) for layer in grow_scores if int(share * kept[layer])}
+        if not moved:
+            return
+        masks, values = self.masks, self.values
+        shards = self.shards and Shards(self.shards.group, tuple(self.shards.pieces[layer] for layer in moved))
+        names, sizes = [self.names[layer] for layer in moved], {layer: self.shapes[layer].numel() for layer in moved}
+        magnitudes = [values[layer].abs().where(masks[layer], -1.0) for layer in moved]
+        stay = keep_top_each(magnitudes, [sizes[i] - (kept[i] - count) for i, count in moved.items()], shards, names)
+        growth = [grow_scores[layer].masked_fill(stays, -1.0) for layer, stays in zip(moved, stay)]
+        grown = keep_top_each(growth, [sizes[i] - count for i, count in moved.items()], shards, names)
+        new = {layer: stays | grows for layer, stays, grows in zip(moved, stay, grown)}
+        for layer, mask in new.items():
+            self.clear_state(layer, mask & ~masks[layer])
+        self.replace_masks(new.get(layer, mask) for layer, mask in enumerate(masks))
 
     def clear_state(self, layer: int, where: Tensor) -> None:
         """Forget the optimizer's state (momentum, Adam's moments) of some weights of a layer."""

@@ -74,6 +74,11 @@ class Data(ABC):
         return self.sizes[0] // self.request.batch_size
 
     @property
+    def test_batch(self) -> int:
+        """How many test images all ranks look at together."""
+        return self.request.batch_size
+
+    @property
     def skipped(self) -> int:
         """How many images could not be read so far."""
         return 0
@@ -92,8 +97,8 @@ class Data(ABC):
     def test_rows(self) -> Iterator[slice]:
         """The test images that are this rank's, of each batch."""
         rank, world = self.request.rank, self.request.world
-        for first in range(0, self.sizes[1], self.request.batch_size):
-            count = min(self.request.batch_size, self.sizes[1] - first)
+        for first in range(0, self.sizes[1], self.test_batch):
+            count = min(self.test_batch, self.sizes[1] - first)
             yield slice(first + count * rank // world, first + count * (rank + 1) // world)
 
 

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from optg.data.augment import crop_and_flip, normalise
 from optg.data.base import Batch, Data, Request, generator, shuffled
+from optg.kernels import find_kernels
 
+TEST_BATCH = 1024  # no gradients are kept: more at once keep a GPU busy
 Split = tuple[Tensor, Tensor]  # images [N, C, H, W], uint8 or float32; labels [N], int64
 
 
@@ -36,21 +38,30 @@ class InMemory(Data):
         self.test_images, self.test_labels = test_images.to(device), test_labels.to(device)
         self.mean, self.std = (torch.tensor(values, device=device)[:, None, None] for values in (tensors.mean, tensors.std))
         self.pad = tensors.pad if request.augment else 0
+        self.kernels = find_kernels([self.images]) if len(tensors.mean) == channels else None
 
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order, top, left, flip = self.draw(epoch)
         for step in self.steps(start):
             rows = self.train_rows(step)
             index = order[rows]
-            if self.pad:
-                images = crop_and_flip(self.images, index, top[rows], left[rows], flip[rows], self.pad)
+            if not self.pad:
+                images = normalise(self.images[index], self.mean, self.std)
+            elif self.kernels:  # the same in one pass
+                placed = index, top[rows], left[rows], flip[rows]
+                images = self.kernels.crop_and_flip(self.images, *placed, self.pad, self.mean, self.std)
             else:
-                images = self.images[index]
-            yield normalise(images, self.mean, self.std), self.labels[index]
+                images = crop_and_flip(self.images, index, top[rows], left[rows], flip[rows], self.pad)
+                images = normalise(images, self.mean, self.std)
+            yield images, self.labels[index]
 
     def test(self) -> Iterator[Batch]:
         for rows in self.test_rows():
             yield normalise(self.test_images[rows], self.mean, self.std), self.test_labels[rows]
+
+    @property
+    def test_batch(self) -> int:
+        return max(self.request.batch_size, TEST_BATCH)
 
     def draw(self, epoch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All that is random in an epoch, by position: the image, its crop's top and left, and whether it is mirrored.

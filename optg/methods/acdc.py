@@ -34,9 +34,11 @@ class ACDC(Method):
         if self.sparse(clock):
             self.cut(weights, weights.target)
 
+    def due(self, clock: Clock) -> bool:
+        return self.sparse(clock) != self.sparse(Clock(clock.epochs, clock.steps_per_epoch, clock.step - 1))
+
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
-        before = Clock(clock.epochs, clock.steps_per_epoch, clock.step - 1)
-        if self.sparse(clock) and not self.sparse(before):
+        if self.due(clock) and self.sparse(clock):
             self.cut(weights, weights.target)
-        elif self.sparse(before) and not self.sparse(clock):
+        elif self.due(clock):
             weights.open()

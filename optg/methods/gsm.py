@@ -33,6 +33,9 @@ class GSM(Method):
     def capturable(self, clock: Clock) -> bool:
         return False
 
+    def due(self, clock: Clock) -> bool:
+        return clock.finished
+
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
-        if clock.finished:
+        if self.due(clock):
             self.cut(weights, weights.target)

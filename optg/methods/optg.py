@@ -43,6 +43,7 @@ class OptG(Gradual):
             raise ValueError("OptG cuts its first mask at the start of the second epoch; epochs is 1, expected at least 2")
         self.state = {"scores": weights.zeros_like(), "momenta": weights.zeros_like()}
         self.rate = self.layers("scores")[0].new_zeros(())  # Eq. 16 over η_w
+        self.inertia = self.rate + self.momentum  # on the device
 
     def set_time(self, clock: Clock) -> None:
         self.rate.fill_(self.rate_at(clock))
@@ -61,20 +62,27 @@ class OptG(Gradual):
         if isinstance(self.score_lr, float):
             lr = [η.ne(0) * self.score_lr for η in lr]  # η is 0 in a step that is skipped
         rates = {η: η * self.rate.to(η.device) for η in set(lr)}
-        momentum = self.momentum if weights.skipped is None else torch.where(weights.skipped, 1.0, self.momentum)
-        values, scores, momenta = weights.values, self.layers("scores"), self.layers("momenta")
-        rows = [(scores[i], momenta[i], grad, values[i], rates[lr[i]]) for i, grad in weights.grads.items()]
-        if rows:
-            accumulate(momentum, *map(list, zip(*rows)))
-        super().after_backward(weights, clock, lr)
+        layers, skipped = weights.grads, weights.skipped
+        if not layers:
+            return
+        lists = weights.masks, weights.values, self.layers("momenta"), self.layers("scores")
+        masks, values, momenta, scores = ([tensors[i] for i in layers] for tensors in lists)
+        grads, rate = list(layers.values()), [rates[lr[i]] for i in layers]
+        if (table := weights.table(grads, masks, values, momenta, scores)) is not None:  # all of it in one pass
+            inertia = self.inertia if skipped is None else torch.where(skipped, 1.0, self.inertia)
+            weights.kernels.accumulate(table, values[0].dtype, torch.stack(rate), inertia)
+        else:
+            momentum = self.momentum if skipped is None else torch.where(skipped, 1.0, self.momentum)
+            accumulate(momentum, grads, values, momenta, scores, rate)
+            super().after_backward(weights, clock, lr)
 
 
 def accumulate(
     momentum: float | Tensor,
-    scores: list[Tensor],
-    momenta: list[Tensor],
     grads: list[Tensor],
     values: list[Tensor],
+    momenta: list[Tensor],
+    scores: list[Tensor],
     rates: list[Tensor],
 ) -> None:
     """Eq. 10 with momentum, on all layers at once: m ← μ m + g·w, score ← score − η m."""

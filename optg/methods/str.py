@@ -52,4 +52,6 @@ class STR(Method):
         self.cut(weights, weights.target)
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
-        weights.replace_masks(v.abs() > s.sigmoid() for v, s in zip(weights.values, self.layers("s")))
+        magnitudes, thresholds = [v.abs() for v in weights.values], [s.sigmoid() for s in self.layers("s")]
+        if not weights.keep_above(magnitudes, torch.stack(thresholds), torch.zeros(len(thresholds), dtype=torch.bool)):
+            weights.replace_masks(v > t for v, t in zip(magnitudes, thresholds))

@@ -42,8 +42,7 @@ class Step:
             else:
                 group["lr"] = rate
         self.taken += 1
-        if self.recipe.channels_last:
-            images = images.to(memory_format=torch.channels_last)
+        images = images.contiguous(memory_format=torch.channels_last if self.recipe.channels_last else torch.contiguous_format)
         if not self.graphs or self.taken <= WARM or not self.sparsifier.capturable:
             return self.eager(images, labels)
         if self.graph is None:

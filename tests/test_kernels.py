@@ -1,0 +1,120 @@
+"""The Triton kernels against torch's own operations: on a GPU, or anywhere with Triton installed and TRITON_INTERPRET=1."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import optg
+from optg import ranking
+from optg.data import augment
+from optg.methods import METHODS
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not torch.cuda.is_available() and not INTERPRETED:
+    pytest.skip("needs a GPU, or Triton's interpreter", allow_module_level=True)
+kernels = pytest.importorskip("optg.kernels.fused")
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+def network(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 5)
+    return nn.Sequential(*layers).to(DEVICE, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def train(method: str, plain: bool, dtype: torch.dtype = torch.float32, steps: int = 24) -> tuple[optg.Sparsifier, nn.Module]:
+    model = network(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    images, labels = torch.randn(8, 3, 8, 8, device=DEVICE, dtype=dtype), torch.arange(8, device=DEVICE) % 5
+    options = {"every": 2} if hasattr(METHODS[method], "every") else {}
+    sparsifier = optg.sparsify(
+        model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=4, steps_per_epoch=steps // 4,
+        loss=lambda m, batch: nn.functional.cross_entropy(m(batch[0]), batch[1]), batches=[(images, labels)] * 20,
+    )  # fmt: skip
+    if plain:
+        sparsifier.weights.tables = None
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return sparsifier, model
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch):
+    """Let the kernels work on CPU tensors where they are interpreted."""
+    torch.manual_seed(0)
+    if INTERPRETED:
+        for user in ("optg.weights", "optg.ranking"):
+            monkeypatch.setattr(f"{user}.find_kernels", lambda tensors: kernels)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.when != "never"])
+def test_a_method_learns_the_same_with_kernels_and_without(method):
+    fused, model = train(method, plain=False)
+    plain, other = train(method, plain=True)
+    assert fused.weights.tables is not None and (fused.weights.tables.tables)
+    if method != "optg":  # whose products a kernel rounds once
+        for p, q in zip(model.parameters(), other.parameters()):
+            assert torch.equal(p, q)
+    for name, mask in fused.masks.items():
+        assert torch.equal(mask, plain.masks[name])
+    assert torch.equal(fused.weights.counts.cpu(), plain.weights.counts.cpu())
+    for p, q in zip(model.parameters(), other.parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+def test_bfloat16_weights():
+    fused, model = train("optg", plain=False, dtype=torch.bfloat16)
+    assert fused.weights.tables.tables
+    assert sum(int((p == 0).sum()) for p in model.parameters() if p.ndim > 1) >= 0.8 * fused.weights.size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("each", [False, True])
+def test_thresholds_are_those_of_a_sort(dtype, each):
+    scores = [torch.randn(n, device=DEVICE, dtype=dtype) for n in (20_000, 3, 700)]
+    scores[0][::3] = 0.0
+    scores[2][:600] = -0.0
+    for share in (0.1, 0.4, 0.5, 0.9, 1.0):
+        zeros = [int(share * len(s)) for s in scores] if each else [int(share * sum(map(len, scores)))]
+        cuts = ranking.thresholds(scores, zeros, None, None, each)
+        for cut, zero, group in zip(cuts, zeros, scores if each else [torch.cat(scores)]):
+            if zero:
+                value = group.sort().values[zero - 1]
+                assert (cut.value, cut.equal) == (value, int((group == value).sum()))
+                assert cut.removed == zero - int((group < value).sum())
+    scores[1][1] = torch.nan
+    with pytest.raises(FloatingPointError, match="tensor 1"):
+        ranking.thresholds(scores, [1, 1, 1] if each else [1], None, None, each)
+
+
+def test_scores_that_are_not_aligned():
+    memory = torch.randn(9001, device=DEVICE)
+    table = kernels.Tables()([memory[1:]])
+    assert table.align == 1
+    masks, counts = [torch.zeros(9000, dtype=torch.bool, device=DEVICE)], torch.tensor([0.0], device=DEVICE)
+    table = kernels.Tables()(masks, [memory[1:]])
+    counts = kernels.recut(table, 1, counts, torch.zeros(1, dtype=torch.bool, device=DEVICE), 32)
+    assert torch.equal(masks[0], memory[1:] > 0)
+    assert counts.tolist() == [[int((memory[1:] <= 0).sum()), 0, int((memory[1:] > 0).sum())]]
+
+
+def test_images_are_cropped_the_same():
+    images = torch.randint(256, (50, 3, 32, 32), dtype=torch.uint8, device=DEVICE)
+    index, (top, left) = torch.randperm(50, device=DEVICE)[:20], torch.randint(9, (2, 20), device=DEVICE)
+    flip, mean, std = (
+        torch.rand(20, device=DEVICE) > 0.5,
+        torch.rand(3, 1, 1, device=DEVICE),
+        torch.rand(3, 1, 1, device=DEVICE),
+    )
+    expected = augment.normalise(augment.crop_and_flip(images, index, top, left, flip, 4), mean, std)
+    assert torch.equal(kernels.crop_and_flip(images, index, top, left, flip, 4, mean, std), expected)
+
+
+def test_lists_of_other_layouts_are_left_to_torch():
+    weight = torch.randn(4, 3, 3, 3, device=DEVICE)
+    assert kernels.Tables()([weight], [weight.to(memory_format=torch.channels_last)]) is None
+    assert kernels.Tables()([weight[:, :2]]) is None
