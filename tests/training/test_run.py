@@ -14,9 +14,11 @@ import pytest
 from safetensors.torch import load_file
 
 from optg import cli
+from optg.training.board import SCALARS
 
 ROOT = Path(__file__).parent.parent.parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(PATHS)}
 OWN = ["--model", "tests.training.own:model", "--data", "tests.training.own:data"]
 SMALL = [*OWN, "--epochs", "6", "--batch-size", "16", "--sparsity", "0.9", "--device", "cpu", "--minutes", "0.001"]
 SLOW = ["--model", "tests.training.own:slow"]
@@ -63,9 +65,6 @@ def test_what_a_run_leaves(undisturbed):
     sigmoid = [1 / (1 + math.exp(-40 / 6 * (k - 6 / 2))) for k in range(1, 7)]  # Eq. 16, α = 40 / epochs
     assert [row["score_lr"] / row["lr"] for row in rows] == pytest.approx(sigmoid)
     assert summary["processes"] == 1 and summary["unreadable"] == 0
-    again = optg("evaluate", str(undisturbed), "--device", "cpu")
-    assert f"accuracy {summary['accuracy']:.2%}" in again.stdout
-    assert "all parameters" in optg("summary", str(undisturbed)).stdout
 
 
 def call(monkeypatch, *args: str) -> None:
@@ -85,7 +84,8 @@ def test_checkpoints_are_summed_up_and_tested_too(undisturbed, monkeypatch, caps
     newest = str(max((undisturbed / "checkpoints").glob("step-*")))
     call(monkeypatch, "evaluate", newest, "--device", "cpu")
     first, second = capsys.readouterr().out.splitlines()
-    assert first == second and first.startswith("accuracy")
+    accuracy = json.loads((undisturbed / "summary.json").read_text())["accuracy"]
+    assert first == second and first.startswith(f"accuracy {accuracy:.2%}  loss")
     for what in (str(undisturbed), newest):
         call(monkeypatch, "summary", what)
     first, second = (text.splitlines() for text in capsys.readouterr().out.split("all parameters")[:2])
@@ -107,6 +107,39 @@ def test_an_interrupted_epoch_has_one_whole_row(undisturbed, tmp_path):
     for row in rows + expected:
         assert row.pop("seconds") > 0 and row.pop("images_per_second") > 0
     assert rows == expected
+
+
+def test_tensorboard_has_each_epoch_once_however_often_a_run_was_killed(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "board"
+    for until in (20, 30):
+        process = start(folder, *SLOW, "--tensorboard", "--minutes", "0.2")  # so that epochs are done again
+        while process.poll() is None and len(list(open_lines(folder / "metrics.jsonl"))) * 10 < until:
+            time.sleep(0.005)
+        process.kill()
+        process.communicate()
+    assert optg("train", *SMALL, *SLOW, "--tensorboard", folder=folder).returncode == 0
+    board = EventAccumulator(str(folder / "tensorboard"))
+    board.Reload()
+    rows = [json.loads(line) for line in open_lines(folder / "metrics.jsonl")]
+    assert set(board.Tags()["scalars"]) == set(SCALARS)
+    for name in set(SCALARS) - {"images_per_second"}:
+        points = board.Scalars(name)
+        assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
+        assert [point.value for point in points] == pytest.approx([row[name] for row in rows])
+
+
+def test_without_tensorboard_nothing_is_begun(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
+    with pytest.raises(SystemExit, match="2"):
+        call(monkeypatch, "train", "--tensorboard", "--output", str(tmp_path / "run"))
+    assert "pip install 'optg[tensorboard]'" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def open_lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path):
