@@ -90,7 +90,7 @@ def resume(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, 
             f"this process would go on from step {step}, another from elsewhere; {folder.path} must be one folder for all of "
             "them, on a disk that they share"
         )
+    if parallel.first:  # one process writes
+        folder.forget_after(step)
     if found:
-        if parallel.first:  # one process writes
-            folder.forget_after(step)
         report.say(f"going on from {path.name}")
