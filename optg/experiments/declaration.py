@@ -20,6 +20,7 @@ from optg.training import recipe as recipes
 from optg.training.recipe import Plan, Recipe, build_method, check, converted
 
 HOW = ("folder", "graph", "compile")  # settings that say where data is and how it is computed, not what
+IMAGES = {"cifar10": 50_000, "cifar100": 50_000}  # to train on
 NEAR = 0.01  # a paper's sparsity so near to the wanted one is named beside it; others are another experiment
 
 
@@ -39,7 +40,7 @@ class Run:
     @property
     def changes(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Settings and options that are not the recipe's own; sparsity and seed stand for themselves."""
-        own = Run(self.recipe, dataclasses.replace(recipes.load(self.recipe), method=self.plan.method))
+        own = Run(self.recipe, dataclasses.replace(own_plan(self.recipe), method=self.plan.method))
         before, now = dataclasses.asdict(own.plan.recipe), dataclasses.asdict(self.plan.recipe)
         settings = {k: v for k, v in now.items() if v != before[k] and k not in ("sparsity", "seed")}
         return settings, {k: v for k, v in self.options.items() if v != own.options[k]}
@@ -153,6 +154,12 @@ class Choice:
 
 
 @cache
+def own_plan(recipe: str) -> Plan:
+    """A recipe as it comes; not to be changed."""
+    return recipes.load(recipe)
+
+
+@cache
 def contents() -> dict[str, Any]:
     return tomllib.loads((files("optg.experiments") / "contents.toml").read_text())
 
@@ -255,18 +262,33 @@ def merged(key: str, *declared: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_run(recipe: str, method: str, settings: dict[str, Any], options: dict[str, Any], needs: Run | None = None) -> Run:
-    plan, hints = copy.deepcopy(recipes.load(recipe)), get_type_hints(Recipe)
+    plan, hints = copy.deepcopy(own_plan(recipe)), get_type_hints(Recipe)
     for key, value in settings.items():
         if key not in hints:
             raise ValueError(f"unknown setting {key!r}; {nearest(key, hints)}")
         value = list(value) if isinstance(value, tuple) else value
         setattr(plan.recipe, key, converted(key, value, hints[key]))
     plan.method = method
+    options = {key: in_steps(value, plan.recipe) for key, value in options.items()}
     plan.methods = {method: {**plan.methods.get(method, {}), **options}}
     if plan.recipe.epochs == 1 and getattr(build_method(plan), "every", 1) is None:
         plan.methods[method]["every"] = 1  # one epoch has no second to cut at
     check(plan.recipe, f"{recipe}, {method}")
     return Run(recipe, plan, needs)
+
+
+def in_steps(value: Any, recipe: Recipe) -> Any:
+    """ "20 epochs" as a number of steps; anything else as it is."""
+    match = re.fullmatch(r"(\d+) epochs", value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    synthetic = re.fullmatch(r"synthetic:.*:(\d+)", recipe.data)
+    images = int(synthetic[1]) if synthetic else IMAGES.get(recipe.data)
+    if images is None:
+        raise ValueError(
+            f"how many steps {value} are is not known for {recipe.data}; expected {', '.join(IMAGES)} or synthetic:…"
+        )
+    return int(match[1]) * (images // recipe.batch_size)
 
 
 def paper_figure(

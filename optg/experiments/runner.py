@@ -84,12 +84,8 @@ class Runner:
         """Is there nothing to do? A model that others start from must be there too."""
         if run.key not in self.known:
             return False
-        wanted = any(other.needs is run or (other.needs and other.needs.key == run.key) for other in runs)
-        return (
-            not wanted
-            or self.has_model(run)
-            or all(other.key in self.known for other in runs if other.needs and other.needs.key == run.key)
-        )
+        starting = [other for other in runs if other.needs is not None and other.needs.key == run.key]
+        return self.has_model(run) or all(other.key in self.known for other in starting)
 
     def has_model(self, run: Run) -> bool:
         return (self.output / run.name / "model.safetensors").is_file() and (self.output / run.name / "summary.json").is_file()
@@ -131,7 +127,7 @@ class Runner:
     def start(self, run: Run) -> None:
         slot = next(i for i in range(self.jobs) if i not in {job.slot for job in self.running})
         self.log(run.name).parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "optg", *self.arguments(run)]
+        command = self.command(run)
         with self.log(run.name).open("ab") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
@@ -142,6 +138,9 @@ class Runner:
             )  # fmt: skip
         self.running.append(Job(run, slot, process))
         self.say(f"started {run.name}")
+
+    def command(self, run: Run) -> list[str]:
+        return [sys.executable, "-m", "optg", *self.arguments(run)]
 
     def arguments(self, run: Run) -> list[str]:
         return [*run.arguments, "--output", str(self.output / run.name), "--device", self.device]

@@ -64,7 +64,7 @@ def accumulated_scores(further: Callable[[], Iterable[Any]], steps: int, rounds:
     the mask is cut after each round, at a sparsity that rises by Eq. 15."""
 
     def criterion(subject: Subject, count: int) -> Masks:
-        model = copy.deepcopy(subject.model).float()
+        model = copy.deepcopy(subject.model).to(subject.dtype)
         layers = list(find_prunable(model, None, ()).values())
         weights = [layer.detach().clone() for layer in layers]
         scores, masks = [torch.zeros_like(w) for w in weights], subject.everything

@@ -54,6 +54,7 @@ class Subject:
     def __init__(self, model: nn.Module, loss: Loss, batches: Sequence[Any]) -> None:
         if not batches:
             raise ValueError("there is no batch; expected at least one")
+        self.dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)  # to train in
         self.model, self.loss = copy.deepcopy(model).double(), loss
         self.batches = [tree_map(doubled, batch) for batch in batches]
         self.names = list(find_prunable(self.model, None, ()))
@@ -107,9 +108,9 @@ class Subject:
         return change
 
     def trained(self, masks: Masks, batches: Endless, steps: int, lr: float) -> dict[str, Tensor]:
-        """What is left under the masks, after some steps of SGD with momentum 0.9, in float32."""
+        """What is left under the masks, after some steps of SGD with momentum 0.9."""
         self.show(self.before, masks)
-        model = copy.deepcopy(self.model).float()
+        model = copy.deepcopy(self.model).to(self.dtype)
         self.show(self.before, self.everything)
         in_training(model)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr, momentum=0.9)

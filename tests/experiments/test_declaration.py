@@ -1,0 +1,132 @@
+"""What contents.toml declares, and that the commands made from it train just that."""
+
+import dataclasses
+
+import pytest
+
+from optg import cli
+from optg.experiments import declaration
+from optg.experiments.declaration import Choice, Run, key_of, load
+from optg.training import run as training
+from optg.training.recipe import build_method
+
+
+def each_place():
+    for name in declaration.names():
+        for place in declaration.contents()[name].get("on", {}):
+            yield name, load(name, Choice(on=(place,), asked=True))
+
+
+def one_of_each_kind() -> list[Run]:
+    """A run for each recipe, method and set of changed names."""
+    kinds: dict[str, Run] = {}
+    for _, experiment in each_place():
+        for run in experiment.runs:
+            settings, options = run.changes
+            kinds.setdefault(repr((run.recipe, run.plan.method, sorted(settings), sorted(options))), run)
+    return list(kinds.values())
+
+
+def test_a_command_trains_what_was_declared(monkeypatch, tmp_path):
+    seen = []
+
+    class Enough(Exception):
+        pass
+
+    def look(plan, folder, *_):
+        seen.append({"settings": dataclasses.asdict(plan.recipe), "method": plan.method})
+        seen[-1]["options"] = dataclasses.asdict(build_method(plan))
+        raise Enough
+
+    monkeypatch.setattr(training, "run", look)
+    for run in one_of_each_kind():
+        if run.needs is None:  # that one needs the model of a run
+            with pytest.raises(Enough):
+                cli.train([*run.arguments[1:], "--output", str(tmp_path), "--device", "cpu"])
+            assert key_of(seen[-1]) == run.key, run.name
+    assert len(seen) > 40
+
+
+def test_every_cell_has_runs_and_every_experiment_a_place():
+    for name, experiment in each_place():
+        assert experiment.cells and all(cell.runs for cell in experiment.cells), name
+        assert len({run.name for run in experiment.runs}) == len(experiment.runs), name
+
+
+def test_tab_1_begins_with_95_percent_on_both_datasets():
+    sparsity = [run.plan.recipe.sparsity for run in load("cifar").runs]
+    data = [run.plan.recipe.data for run in load("cifar").runs if run.plan.recipe.sparsity in (0.95, 0.0)]
+    assert sparsity == sorted(sparsity, key=lambda s: s == 0.9) and set(data) == {"cifar10", "cifar100"}
+    assert {run.plan.recipe.epochs for run in load("cifar").runs} == {160}
+
+
+def test_figures_of_the_paper_stand_beside_their_cells():
+    def paper(name, place, row, column):
+        cells = load(name, Choice(on=(place,), asked=True)).cells
+        return next(c.paper for c in cells if (c.row, c.column) == (row, column)).accuracy
+
+    assert paper("cifar", "cifar10", "dense", "") == 93.85
+    assert paper("cifar", "cifar100", "optg", "95") == pytest.approx(73.24)
+    assert paper("resnet50", "imagenet", "optg", "98") == pytest.approx(67.20)
+    assert paper("mobilenet", "imagenet", "optg", "90") == pytest.approx(66.80)
+    assert paper("schedule-ablation", "imagenet", "dpf", "ours") == 71.66
+    assert paper("paradox-cycles", "cifar10", "100 cycles", "10000") == 93.87
+    assert paper("paradox-cycles", "resnet50-cifar10", "10 cycles", "100") == 85.14
+    assert paper("budgets", "imagenet", "ERK", "") == 74.39
+    assert paper("alpha", "imagenet", "α = 1", "") == 72.32
+
+
+def test_a_paper_sparsity_that_is_not_ours_is_named():
+    cells = load("resnet50", Choice(on=("imagenet",))).cells
+    strs = {cell.column: cell.paper.sparsity for cell in cells if cell.row == "str"}
+    assert strs["90"] == pytest.approx(90.55) and strs["99"] == pytest.approx(98.98)
+
+
+def test_experiments_share_what_is_the_same():
+    """OptG at 99 %, 80 epochs: one run for seven experiments."""
+    names = ("extreme", "mask-optimizer", "schedule-ablation", "budgets", "alpha", "supermasks", "dormant-decay")
+    keys = [{run.key for run in load(name, Choice(on=("cifar100",))).runs if run.plan.method == "optg"} for name in names]
+    assert len(set.intersection(*keys)) == 1
+
+
+def test_cycles_of_removal_fill_the_epochs():
+    from optg.clock import Clock
+
+    for cell in load("paradox-cycles", Choice(asked=True)).cells:
+        [run] = cell.runs
+        method, recipe = build_method(run.plan), run.plan.recipe
+        clock, cycles = Clock(recipe.epochs, 390), int(cell.row.split()[0])
+        epochs = [Clock(recipe.epochs, 390, 390 * k) for k in range(1, recipe.epochs)]
+        cuts = [now.step for now in epochs if method.due(now)]
+        assert len(cuts) == cycles and recipe.epochs * cycles == int(cell.column) * (cycles + 1)
+        assert {b - a for a, b in zip(cuts, [*cuts[1:], clock.total])} == {clock.total // (cycles + 1)}
+
+
+def test_one_epoch_has_no_second_to_cut_at():
+    runs = load("cifar", Choice(only=("optg", "gmp"), settings={"epochs": 1})).runs
+    assert {run.plan.method: run.options["every"] for run in runs} == {"optg": 1, "gmp": 100}
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "message"),
+    [
+        ("cifr", Choice(), "did you mean 'cifar'"),
+        ("cifar", Choice(on=("mars",)), "does not run on 'mars'; expected cifar10, cifar100"),
+        ("cifar", Choice(only=("otpg",)), "did you mean 'optg'"),
+        ("cifar", Choice(columns=("97",)), "no column '97'"),
+        ("cifar", Choice(settings={"batchsize": 3}), "did you mean 'batch_size'"),
+        ("cifar", Choice(settings={"epochs": 0}), "epochs is 0; expected at least 1"),
+        ("cifar", Choice(settings={"epochs": "many"}), "epochs is 'many'; expected int"),
+    ],
+)
+def test_what_there_is_not_is_refused(name, choice, message):
+    with pytest.raises(ValueError, match=message):
+        load(name, choice)
+
+
+def test_a_name_says_what_is_unusual_and_fits_a_file_system():
+    long = "synthetic:3x224x224:1000:" + "1" * 300
+    [run] = load("cifar", Choice(only=("dense",), on=("cifar10",), settings={"data": long, "folder": "/a/b"})).runs
+    assert len(run.name) < 200 and "/" not in run.name and ":" not in run.name
+    [run] = load("dormant-decay", Choice(only=("frozen",), columns=("99",), settings={"folder": "/a/b"})).runs
+    assert run.name == "vgg19-cifar100-optg-0.99-epochs=80-batch_size=256-dormant_decay=False-seed0"

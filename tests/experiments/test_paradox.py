@@ -1,0 +1,182 @@
+"""The independence paradox: on problems whose every number can be checked by hand, and through the command."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from optg.experiments.paradox import criteria
+from optg.experiments.paradox.command import Paradox, paradox, powers
+from optg.experiments.paradox.measure import Subject, measure
+from tests.small import batches, convnet
+
+
+def linear(*weights: float) -> nn.Linear:
+    model = nn.Linear(len(weights), 1, bias=False)
+    model.weight.data[:] = torch.tensor([weights])
+    return model
+
+
+def squared(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return (model(batch[0]).squeeze(1) - batch[1]).square().mean()
+
+
+def entropy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def rows(subject, chosen, counts, further=(), steps=0, lr=0.1, samples=8):
+    def endless():
+        while True:
+            yield from further
+
+    return list(measure(subject, chosen, counts, endless, steps=steps, lr=lr, samples=samples, seed=0))
+
+
+def test_two_weights_that_stand_for_each_other():
+    """L = (w₁ + w₂ − 2)² at w = (1, 1): without one of them L is 1, without both 4, and the gradient says nothing of it."""
+    subject = Subject(linear(1, 1), squared, [(torch.ones(1, 2), torch.tensor([2.0]))])
+    one, both = rows(subject, {"snip": criteria.snip}, [1, 2])
+    assert (one.loss, one.predicted, one.true, one.alone, one.among, one.gap) == (0, 0, 1, 1, 1, 0)
+    assert (both.predicted, both.true) == (0, 4)
+    assert (both.alone, both.among, both.gap) == (1, 3, 2)  # Eq. 7: 1 − 0; Eq. 8: 4 − 1
+    assert both.tuned is None and both.share == 1
+
+
+def test_what_is_left_makes_up_for_what_has_gone_once_it_is_trained():
+    data = [(torch.ones(1, 2), torch.tensor([2.0]))]
+    [one] = rows(Subject(linear(1, 1), squared, data), {"snip": criteria.snip}, [1], data, steps=300, lr=0.05)
+    assert one.true == 1 and abs(one.tuned) < 1e-6
+
+
+def test_weights_that_have_nothing_to_do_with_each_other_leave_no_gap():
+    """Each weight sees an input of its own: L is a sum over weights, and what removal does to one is no matter of another."""
+    data = [(torch.eye(4), torch.tensor([1.0, -2.0, 3.0, 0.5]))]
+    subject = Subject(linear(0.3, -1.0, 2.0, 4.0), squared, data)
+    for row in rows(subject, {"snip": criteria.snip, "magnitude": criteria.magnitude}, [1, 2, 4]):
+        assert row.gap == pytest.approx(0, abs=1e-12) and row.alone == pytest.approx(row.among)
+
+
+def test_one_weight_is_predicted_to_first_order_and_the_rest_is_half_its_curvature():
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 5), torch.randn(32)
+    model = linear(*torch.randn(5).tolist())
+    subject = Subject(model, squared, [(x, y)])
+    hessian = 2 * (x.double().T @ x.double()) / 32
+    for i, w in enumerate(subject.before[0][0]):
+        mask = torch.ones(1, 5, dtype=torch.bool)
+        mask[0, i] = False
+        predicted, true = subject.predicted([mask]), subject.true([mask])
+        assert true - predicted == pytest.approx(float(hessian[i, i] * w * w / 2), rel=1e-9)
+    tiny = linear(1.0, 1e-5)
+    subject = Subject(tiny, squared, [(torch.randn(8, 2), torch.randn(8))])
+    mask = torch.tensor([[True, False]])
+    assert subject.predicted([mask]) == pytest.approx(subject.true([mask]), rel=1e-3)
+
+
+def test_the_prediction_is_minus_the_sum_of_gradient_times_weight():
+    torch.manual_seed(0)
+    model, data = convnet().double(), batches(3, dtype=torch.float64)
+    subject = Subject(model, entropy, data)
+    reference = copy.deepcopy(model)
+    (sum(entropy(reference, batch) for batch in data) / 3).backward()
+    layers = [p for p in reference.parameters() if p.ndim > 1]
+    for name in ("snip", "taylor", "magnitude", "loss_change"):
+        for count in (1, 100, 1500):
+            masks = getattr(criteria, name)(subject, count)
+            assert sum(int((~mask).sum()) for mask in masks) == count
+            expected = -sum((p.grad * p.detach())[~mask].sum() for p, mask in zip(layers, masks))
+            assert subject.predicted(masks) == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
+
+
+def test_criteria_choose_by_their_own_rule():
+    """w = (1, −2, 0, 3, 0.5) and g = (0.1, 0.2, 9, −0.1, 4): −g·w = (−0.1, 0.4, 0, 0.3, −2); the third is gone already."""
+    subject = Subject(linear(1, -2, 0, 3, 0.5), squared, [(torch.ones(1, 5), torch.zeros(1))])
+    subject.gradient = [torch.tensor([[0.1, 0.2, 9.0, -0.1, 4.0]], dtype=torch.float64)]
+    subject.squares = [(subject.gradient[0] * subject.before[0]).square()]
+    assert subject.size == 4
+
+    def removed(criterion, count):
+        return (~criterion(subject, count)[0][0]).nonzero().flatten().tolist()
+
+    assert removed(criteria.loss_change, 1) == [4] and removed(criteria.loss_change, 2) == [0, 4]
+    assert removed(criteria.snip, 2) == [0, 3] and removed(criteria.taylor, 2) == [0, 3]
+    assert removed(criteria.magnitude, 2) == [0, 4]
+    assert removed(criteria.saved_scores([torch.tensor([[5.0, 1.0, -9.0, 2.0, 7.0]])]), 2) == [1, 3]
+    assert removed(criteria.random(0), 3) == removed(criteria.random(0), 3) and 2 not in removed(criteria.random(0), 4)
+
+
+def test_accumulated_scores_see_what_removal_does_to_the_others():
+    """L = (w₁ + w₂ + w₃ − 2)² at (1.2, 1.2, 0.6), where L = 1. Each weight is said to be in the way, the large ones most; but
+    without both of these L is 1.96, and without one and the small one 0.64."""
+    data = [(torch.ones(1, 3), torch.tensor([2.0]))]
+    subject = Subject(linear(1.2, 1.2, 0.6), squared, data)
+
+    def further():
+        while True:
+            yield from data
+
+    optg = criteria.accumulated_scores(further, steps=64, rounds=8)
+    greedy, learned = (rows(subject, {"": c}, [2])[0] for c in (criteria.loss_change, optg))
+    assert greedy.predicted < learned.predicted < 0
+    assert greedy.true == pytest.approx(0.96, abs=1e-6) and learned.true == pytest.approx(-0.36, abs=1e-6)
+
+
+def test_the_model_is_left_as_it_was():
+    model, data = convnet(), batches(2)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    model.train()
+    subject = Subject(model, entropy, data)
+    rows(
+        subject, {"snip": criteria.snip, "optg": criteria.accumulated_scores(lambda: iter(data * 9), 8, 2)}, [5], data, steps=2
+    )
+    assert all(t.equal(before[name]) for name, t in model.state_dict().items()) and model.training
+    assert all(w.equal(b) for w, b in zip(subject.weights, subject.before))
+
+
+def test_counts_are_powers_of_ten_and_shares():
+    assert powers(10_000) == [1, 10, 100, 1000, 5000, 9000, 9500, 9900]
+
+
+SMALL = {"batches": 1, "batch_size": 32, "steps": 1, "samples": 2, "accumulate": 8, "device": "cpu", "counts": (1, 200)}
+
+
+def test_a_run_is_measured_by_the_scores_of_its_checkpoint(tmp_path, capsys):
+    from optg import cli
+
+    cli.train(["--epochs", "2", "--output", str(tmp_path / "run"), "--device", "cpu"])
+    paradox(Paradox(str(tmp_path / "run"), output=tmp_path / "out", criteria=("optg", "snip"), **SMALL))
+    said = capsys.readouterr().out
+    assert "its checkpoint's scores" in said and "4,878 weights" in said  # 5 % of 97,568
+    lines = [json.loads(line) for line in (tmp_path / "out" / "paradox.jsonl").read_text().splitlines()]
+    assert [(line["criterion"], line["removed"]) for line in lines] == [("optg", 1), ("optg", 200), ("snip", 1), ("snip", 200)]
+    assert lines[0]["options"]["steps"] == 1 and (tmp_path / "out" / "paradox.png").stat().st_size > 10_000
+    [checkpoint] = list((tmp_path / "run" / "checkpoints").glob("step-*"))[-1:]
+    paradox(Paradox(str(checkpoint), output=tmp_path / "again", criteria=("optg",), **SMALL))
+    again = [json.loads(line) for line in (tmp_path / "again" / "paradox.jsonl").read_text().splitlines()]
+    assert again[1]["true"] == lines[1]["true"]
+
+
+def test_any_model_and_data(tmp_path, capsys):
+    own = {"data": "tests.training.own:data", "output": tmp_path}
+    paradox(Paradox("tests.training.own:model", criteria=("magnitude", "optg"), **own, **SMALL))
+    assert "scores of 8 steps on frozen weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"what": "digits"}, "say the data too"),
+        ({"what": "digits", "data": "digits", "criteria": ("snap",)}, "did you mean 'snip'"),
+        ({"what": "digits", "data": "digits", "counts": (0,)}, "--counts has 0; expected 1 to 97568"),
+        ({"what": "digits", "data": "digits", "batches": 0}, "--batches is 0; expected at least 1"),
+        ({"what": "digits", "data": "digits", "batches": 999}, "--batches is 999; there are 44"),
+        ({"what": "digit", "data": "digits"}, "did you mean 'digits'"),
+        ({"what": "."}, "not the folder of a run"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        paradox(Paradox(**{**SMALL, **options}))

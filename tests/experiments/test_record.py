@@ -1,0 +1,47 @@
+import json
+
+import pytest
+
+from optg.experiments import record
+from optg.experiments.declaration import key_of, load
+from tests.experiments.known import summary
+
+
+def test_a_run_is_one_whole_line_and_stands_there_once(tmp_path):
+    file = tmp_path / "results" / "a.jsonl"
+    first, second = (summary(run) for run in load("dormant-decay").runs[:2])
+    assert record.append(file, first) and record.append(file, second)
+    elsewhere = json.loads(json.dumps(first))
+    elsewhere["settings"]["folder"] = "/mnt/data"  # where the data was is no part of what a run is
+    assert not record.append(file, elsewhere)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [json.loads(json.dumps(s)) for s in (first, second)]
+
+
+def test_a_line_that_was_cut_off_gives_way(tmp_path):
+    file = tmp_path / "a.jsonl"
+    first, second = (summary(run) for run in load("dormant-decay").runs[:2])
+    record.append(file, first)
+    with file.open("a") as half:
+        half.write(json.dumps(second)[:100])
+    assert len(record.read(file)) == 1
+    assert record.append(file, second)
+    assert len(record.read(file)) == 2 and file.read_text().endswith("}\n")
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}}\n{}\n")
+    with pytest.raises(ValueError, match="line 1, is not JSON"):
+        record.read(file)
+    file.write_text('{"method": "optg"}\n')
+    with pytest.raises(ValueError, match="line 1, has no 'settings'"):
+        record.read(file)
+
+
+def test_settings_that_an_older_run_did_not_know_had_their_default():
+    run = load("dormant-decay").runs[0]
+    older = summary(run)
+    del older["settings"]["hold"], older["options"]["every_epochs"]
+    assert key_of(older) == run.key
+    other = summary(run, options={**run.options, "alpha": 0.7})
+    assert key_of(other) != run.key

@@ -1,0 +1,220 @@
+"""Runs side by side. Where the runner itself is at issue, its processes are short scripts in place of `optg train`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from optg.experiments import record
+from optg.experiments.command import Reproduce, reproduce
+from optg.experiments.declaration import Choice, Run, load
+from optg.experiments.runner import Runner, multi_process_service
+from tests.experiments.known import summary
+
+SCRIPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+folder, text, wish = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "started").write_text((folder / "started").read_text() + "again" if (folder / "started").exists() else "once")
+def stop(number, frame):
+    print("saved"); sys.exit(130)
+signal.signal(signal.SIGINT, stop)
+(folder / "environment.json").write_text(json.dumps(dict(os.environ)))
+if wish == "fail": sys.exit("it broke")
+if wish == "wait":
+    (folder / "ready").touch(); time.sleep(60)
+(folder / "model.safetensors").touch()
+(folder / "summary.json").write_text(text)
+"""
+
+
+class Scripts(Runner):
+    """What a run does instead of training: nothing, fail, or wait for a signal."""
+
+    wishes: dict[str, str] = {}  # noqa: RUF012
+
+    def command(self, run: Run) -> list[str]:
+        folder, wish = self.output / run.name, self.wishes.get(run.name, "nothing")
+        return [sys.executable, "-c", SCRIPT, str(folder), json.dumps(summary(run)), wish]
+
+
+@pytest.fixture
+def runs() -> list[Run]:
+    return load("mask-optimizer", Choice(columns=("Eq. 16",))).runs
+
+
+def scripts(folder: Path, wishes: dict[str, str] | None = None, **options) -> tuple[Scripts, Path]:
+    said = folder / "said.txt"
+    folder.mkdir(exist_ok=True)
+    runner = Scripts(folder / "runs", console=Console(file=said.open("a"), width=500), device="cpu", **options)
+    runner.wishes = wishes or {}
+    return runner, said
+
+
+def test_each_runs_once_and_is_recorded_once(tmp_path, runs):
+    file = tmp_path / "results" / "a.jsonl"
+    runner, said = scripts(tmp_path, jobs=3, record_file=file)
+    assert runner.run(runs) == 0 and len(record.read(file)) == len(runs) == 4
+    (tmp_path / "runs" / runs[0].name / "summary.json").unlink()  # the record has it still
+    runner, said = scripts(tmp_path, jobs=3, record_file=file)
+    assert runner.run(runs) == 0
+    assert {(tmp_path / "runs" / run.name / "started").read_text() for run in runs} == {"once"}
+    assert len(record.read(file)) == 4 and "4 runs, 4 done before" in said.read_text()
+
+
+def test_what_fails_is_named_with_its_log_while_the_others_go_on(tmp_path, runs):
+    runner, said = scripts(tmp_path, {runs[1].name: "fail"}, jobs=2)
+    assert runner.run(runs) == 1
+    assert sum((tmp_path / "runs" / run.name / "summary.json").exists() for run in runs) == 3
+    log = tmp_path / "runs" / "logs" / f"{runs[1].name}.log"
+    assert f"failed with exit status 1: {runs[1].name}: it broke; see {log}" in said.read_text()
+    assert "it broke" in log.read_text()
+
+
+def test_a_summary_of_another_run_is_no_success(tmp_path, runs):
+    class Wrong(Scripts):
+        def command(self, run: Run) -> list[str]:
+            wrong = json.dumps(summary(run, method="gmp", options={}))
+            return [sys.executable, "-c", SCRIPT, str(self.output / run.name), wrong, "nothing"]
+
+    runner = Wrong(tmp_path / "runs", console=Console(file=(tmp_path / "said").open("w")), device="cpu")
+    assert runner.run(runs[:1]) == 1 and not runner.known
+
+
+def when_ready(folder: Path, count: int, act) -> threading.Thread:
+    def wait() -> None:
+        until = time.monotonic() + 60
+        while len(list(folder.glob("*/ready"))) < count and time.monotonic() < until:
+            time.sleep(0.02)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_signal_is_passed_on_and_the_same_command_goes_on(tmp_path, runs):
+    runner, said = scripts(tmp_path, {run.name: "wait" for run in runs}, jobs=2)
+    thread = when_ready(tmp_path / "runs", 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert runner.run(runs) == 130
+    thread.join()
+    logs = [path.read_text() for path in (tmp_path / "runs" / "logs").glob("*.log")]
+    assert len(logs) == 2 and all(log.endswith("saved\n") for log in logs)  # two had begun, and no third was started
+    assert "the same command goes on" in said.read_text() and not runner.failed
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    runner, said = scripts(tmp_path, jobs=2)
+    assert runner.run(runs) == 0
+    begun = sorted((tmp_path / "runs" / run.name / "started").read_text() for run in runs)
+    assert begun == ["once", "once", "onceagain", "onceagain"]
+
+
+def test_time_may_be_limited(tmp_path, runs):
+    runner, said = scripts(tmp_path, {run.name: "wait" for run in runs}, jobs=1, minutes=0.02)
+    started = time.monotonic()
+    assert runner.run(runs) == 130 and time.monotonic() - started < 30
+    assert "time is up" in said.read_text()
+
+
+def test_gpus_are_used_in_turn_and_cores_are_shared(tmp_path, runs, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    runner = Runner(tmp_path, jobs=4, device="cuda")
+    assert [runner.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(4)] == ["3", "5", "3", "5"]
+    assert int(runner.environment(0)["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 4)
+
+
+def test_mps_is_started_for_the_runs_and_ended_after_them(tmp_path, monkeypatch):
+    control = tmp_path / "nvidia-cuda-mps-control"
+    calls = tmp_path / "calls"
+    control.write_text(
+        f'#!/bin/sh\nif [ "$1" = -d ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {calls}; touch {tmp_path}/up; exit 0; fi\n'
+        f'read line; echo "$line" >> {calls}; test -e {tmp_path}/up\n'
+    )
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with multi_process_service(True):
+        folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+        assert os.environ["CUDA_MPS_LOG_DIRECTORY"] == folder and Path(folder).is_dir()
+        with multi_process_service(True):  # it is used, not started again
+            pass
+    assert calls.read_text().splitlines() == ["get_server_list", f"start {folder}", "get_server_list", "quit"]
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+def test_no_mps_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="--mps needs nvidia-cuda-mps-control"), multi_process_service(True):
+        pass
+
+
+SMALL = {"model": "digits", "data": "synthetic:1x8x8:10:256", "device": "cpu", "jobs": 0}
+
+
+def test_the_whole_of_tab_1_in_one_epoch(tmp_path, capsys):
+    """The machinery of `optg reproduce cifar` on a small model: every method trains, is recorded and stands in the table."""
+    options = Reproduce("cifar", epochs=1, output=tmp_path / "runs", record=tmp_path / "a.jsonl", **SMALL)
+    assert reproduce(options) == 0
+    said = capsys.readouterr().out
+    summaries = record.read(tmp_path / "a.jsonl")
+    methods = {"dense", "set", "snip", "grasp", "synflow", "str", "rigl", "gmp", "granet", "optg"}
+    assert {s["method"] for s in summaries} == methods and len(summaries) == 21
+    sparse = [s for s in summaries if s["method"] not in ("dense", "str")]
+    assert all(abs(s["sparsity"] - s["settings"]["sparsity"]) < 1e-4 for s in sparse)
+    assert {s["command"].split()[1] for s in summaries} == {"train"}
+    optg = next(s for s in summaries if s["method"] == "optg")
+    assert f"{100 * optg['accuracy']:.2f}" in said and "Tab. 1" in said and "batch size" in said
+    assert reproduce(options) == 0 and "21 runs, 21 done before" in capsys.readouterr().out
+    options.table = True
+    assert reproduce(options) == 0 and "done before" not in capsys.readouterr().out
+
+
+def test_masks_are_trained_on_the_weights_of_a_trained_model(tmp_path):
+    from safetensors.torch import load_file
+
+    choice = {"epochs": 2, "output": tmp_path / "runs", "sparsity": (0.9,), "only": ("trained weights",)}
+    assert reproduce(Reproduce("supermasks", **choice, **SMALL)) == 0
+    dense, trained = sorted((tmp_path / "runs").glob("*seed0"), key=lambda path: "trained" in path.name)
+    before, after = load_file(dense / "model.safetensors"), load_file(trained / "model.safetensors")
+    name = "4.weight"
+    assert before[name].ndim == 4
+    layer = after[name]
+    kept = layer != 0
+    assert 0.05 < kept.float().mean() < 0.2 and layer[kept].equal(before[name][kept])
+
+
+def test_what_cannot_run_fails_with_its_reason(tmp_path, capsys):
+    options = Reproduce("dormant-decay", output=tmp_path / "runs", **{**SMALL, "data": "synthetic:nonsense"})
+    assert reproduce(options) == 1
+    assert "unknown dataset 'synthetic:nonsense'" in capsys.readouterr().out
+
+
+def test_the_command_line(tmp_path):
+    """One run in a process of its own, and what is wrong in one line."""
+    command = [
+        sys.executable,
+        "-m",
+        "optg",
+        "reproduce",
+        "budgets",
+        "--only",
+        "ERK",
+        "--epochs",
+        "2",
+        "--output",
+        str(tmp_path),
+    ]
+    small = ["--model", "digits", "--data", "synthetic:1x8x8:10:64", "--set", "batch_size=32", "precision=float32"]
+    done = subprocess.run([*command, *small, "--device", "cpu"], capture_output=True, text=True)
+    assert done.returncode == 0 and "1/1" in done.stdout and "ERK" in done.stdout, done.stdout + done.stderr
+    wrong = subprocess.run([*command, "--set", "lr"], capture_output=True, text=True)
+    assert (
+        wrong.returncode == 2 and wrong.stderr == "optg: --set 'lr'; expected a setting and its value, such as batch_size=256\n"
+    )
