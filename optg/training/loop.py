@@ -47,9 +47,9 @@ def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, s
 
     model.train()
     with Stop(parallel) as stop:
-        while not clock.finished:
-            epoch, done = divmod(clock.step, data.steps_per_epoch)
-            for images, labels in data.train(epoch, start=done):
+        while not clock.finished or tally.losses:  # an epoch may have been left after its last step
+            epoch = (clock.step - len(tally.losses)) // data.steps_per_epoch
+            for images, labels in data.train(epoch, start=len(tally.losses)):
                 rate = learning_rate(recipe, clock)
                 with no_mask_of_nan(tally.losses, model, folder, clock):
                     tally.add(setup.step(images, labels, rate))
@@ -61,7 +61,7 @@ def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, s
                 if asked:
                     stop.leave(f"stopped at step {clock.step} of {clock.total}; the same command goes on from there")
             refuse_nan(tally.losses, model, folder, clock)
-            metrics = tally.row(rate, recipe.batch_size, parallel) | evaluate(model, data, recipe, parallel)
+            metrics = tally.row(recipe, parallel) | evaluate(model, data, recipe, parallel)
             metrics["unreadable"] = int(parallel.total(data.skipped)[0])
             if parallel.first:
                 folder.log(metrics)

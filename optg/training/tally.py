@@ -9,6 +9,8 @@ from torch import Tensor
 from optg.clock import Clock
 from optg.sparsifier import Sparsifier
 from optg.training.parallel import Parallel
+from optg.training.rates import learning_rate
+from optg.training.recipe import Recipe
 
 
 class Tally:
@@ -33,10 +35,11 @@ class Tally:
     def seconds(self) -> float:
         return time.monotonic() - self.since
 
-    def row(self, rate: float, batch: int, parallel: Parallel) -> dict[str, Any]:
+    def row(self, recipe: Recipe, parallel: Parallel) -> dict[str, Any]:
         """The epoch so far. Rates are those of its last step; of each layer: zeros now, removed and revived by the last cut."""
         sparsifier, weights, clock = self.sparsifier, self.sparsifier.weights, self.sparsifier.clock
         last = Clock(clock.epochs, clock.steps_per_epoch, clock.step - 1)
+        rate = learning_rate(recipe, last)
         loss, (removed, revived) = float(torch.stack(self.losses).mean()), self.moved.tolist()  # a sync: now all steps are done
         seconds = self.seconds
         return {
@@ -47,7 +50,7 @@ class Tally:
             "lr": rate,
             **sparsifier.method.metrics(last, rate),
             "seconds": seconds,
-            "images_per_second": len(self.losses) * batch / seconds,
+            "images_per_second": len(self.losses) * recipe.batch_size / seconds,
             "removed": removed,
             "revived": revived,
             "layers": dict(zip(weights.names, weights.counts.tolist())),

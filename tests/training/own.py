@@ -1,5 +1,7 @@
 """A model and data as a user may bring them: `tests.training.own:model`, `tests.training.own:data`. float64, no batch norm."""
 
+import os
+import signal
 import time
 
 import torch
@@ -26,6 +28,21 @@ def slow(classes: int) -> nn.Module:
     """The same, with time to be killed in."""
     made = model(classes)
     made.register_forward_pre_hook(lambda *_: time.sleep(0.02))
+    return made
+
+
+def stopping(classes: int) -> nn.Module:
+    """The same, and three times the process is asked to stop: within an epoch, at the end of one, and at the very end."""
+    made = model(classes)
+    made.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def count(module: nn.Module, _: object) -> None:
+        if module.training:
+            module.calls += 1
+            if module.calls in (15, 20, 60):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    made.register_forward_pre_hook(count)
     return made
 
 

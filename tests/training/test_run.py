@@ -92,21 +92,19 @@ def test_checkpoints_are_summed_up_and_tested_too(undisturbed, monkeypatch, caps
     assert len(first) > 6 and [line for line in first if "weight" in line] == [line for line in second if "weight" in line]
 
 
-def test_an_interrupted_epoch_has_one_whole_row(undisturbed, tmp_path):
-    """Rows of a run that stopped in the middle of an epoch are those of one that did not."""
-    folder = tmp_path / "interrupted"
-    process = start(folder, *SLOW)
-    while process.poll() is None and newest_step(folder) % 10 == 0:
-        time.sleep(0.005)
-    process.kill()
-    process.communicate()
-    assert (
-        newest_step(folder) % 10 and optg("train", *SMALL, "--model", "tests.training.own:slow", folder=folder).returncode == 0
-    )
-    rows, expected = ([json.loads(line) for line in (f / "metrics.jsonl").open()] for f in (folder, undisturbed))
+def test_an_interrupted_epoch_has_one_whole_row(undisturbed, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "stopped"
+    command = ("train", *SMALL, "--model", "tests.training.own:stopping", "--minutes", "60", "--output", str(folder))
+    for step in (15, 20, 60):
+        with pytest.raises(SystemExit, match="143"):
+            call(monkeypatch, *command)
+        assert f"stopped at step {step} of 60" in capsys.readouterr().err
+    call(monkeypatch, *command)
+    rows, expected = ([json.loads(line) for line in open_lines(f / "metrics.jsonl")] for f in (folder, undisturbed))
     for row in rows + expected:
         assert row.pop("seconds") > 0 and row.pop("images_per_second") > 0
     assert rows == expected
+    assert json.loads((folder / "summary.json").read_text())["accuracy"] == expected[-1]["accuracy"]
 
 
 def test_tensorboard_has_each_epoch_once_however_often_a_run_was_killed(tmp_path):
