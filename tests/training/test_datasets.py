@@ -1,0 +1,45 @@
+"""Whole runs through the command line on folders of images, and on the real CIFAR where OPTG_DATA names a folder with it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from optg import cli
+from optg.data import cifar
+
+
+def train(monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["optg", "train", *args, "--device", "cpu"])
+    cli.main()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes in ImageNet's layout; one file of the five to train on is no image."""
+    random = np.random.RandomState(0)
+    for name in ("train/cat/0", "train/cat/1", "train/dog/0", "train/dog/1", "val/cat/0", "val/dog/0"):
+        path = tmp_path / "photos" / f"{name}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.randint(0, 256, (60, 80, 3)).astype(np.uint8)).save(path)
+    (tmp_path / "photos" / "train" / "cat" / "broken.JPEG").write_bytes(b"\xff\xd8\xff no image")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("model, parameters, mega", [("resnet50", 23_512_130, 4087), ("mobilenet_v1", 3_209_026, 568)])
+def test_imagenets_layout(photos, tmp_path, monkeypatch, capsys, model, parameters, mega):
+    options = ["--folder", str(photos), "--batch-size", "2", "--epochs", "2", "--no-compile", "--output", str(tmp_path / "run")]
+    with pytest.warns(UserWarning, match=r"train/cat/broken.JPEG cannot be read .* takes its place"):
+        train(monkeypatch, "--recipe", f"{model}-imagenet", *options)
+    said, summary = capsys.readouterr().out, json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "epoch 2/2" in said and "unreadable images: 1" in said
+    assert summary["unreadable"] == 1 and (summary["classes"], summary["shape"]) == (2, [3, 224, 224])
+    assert summary["parameters"] == parameters and round(summary["dense_flops"] / 1e6) == mega
+    assert summary["sparsity"] == pytest.approx(summary["settings"]["sparsity"], abs=1e-6)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4] and all(row["loss"] > 0 for row in rows)
+    assert (tmp_path / "run" / "model.safetensors").is_file()
