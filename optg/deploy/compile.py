@@ -63,6 +63,7 @@ class Compiled:
         self.pool: int | None = None
         self.arenas: list[tuple[Any, int]] = []
         self.arena_size = 0
+        self.times: dict[Program, Any] | None = None  # nanoseconds of each step, where a benchmark asks for them
         try:
             self.library = library(isa)
         except NoCompiler as error:
@@ -146,10 +147,10 @@ class Compiled:
 
     def launch(self, program: Program, addresses: Any, count: int, arenas: Any, first: int, groups: int, together: int) -> None:
         assert self.library is not None
-        sections = program.sections
+        sections, times = program.sections, self.times.get(program) if self.times is not None else None
         task = structs.Run(
             structs.address(sections), len(sections), structs.address(addresses), count, structs.address(arenas),
-            first, groups, together,
+            first, groups, together, None if times is None else times.ctypes.data,
         )  # fmt: skip
         self.library.c.engine_run(self.pool, structs.address(task))
 

@@ -62,7 +62,7 @@ class Run(Structure):
         ("sections", c_void_p), ("section_count", c_int64),
         ("inputs", c_void_p), ("input_count", c_int64),
         ("arenas", c_void_p),
-        ("first_group", c_int64), ("groups", c_int64), ("together", c_int64),
+        ("first_group", c_int64), ("groups", c_int64), ("together", c_int64), ("times", c_void_p),
     ]  # fmt: skip
 
 

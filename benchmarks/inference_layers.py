@@ -1,0 +1,132 @@
+"""Where the time of sparse inference goes: each step of the engine, in sequence and alone, against the floor.
+
+    python benchmarks/inference_layers.py --model resnet50 --sparsity 0.9 --batch 1 --threads 1
+
+The masks are random, with a layer's density ∝ ERK's to a power; by default ResNet-50's is such that its FLOPs are those of OptG
+in the paper (342 M, 221 M and 126 M at 90, 95 and 98 %). --power 0 is uniform, --power 1 is ERK.
+"""
+
+import argparse
+
+import numpy as np
+import torch
+from torch import nn
+
+import optg
+from optg import accounting, allocation
+from optg.deploy.engine import structs
+from optg.deploy.engine.net import Conv
+from optg.models import build
+from optg.ranking import zeros_at
+
+FLOOR = 58.0  # GMAC/s of one core, all operands in registers or the first cache
+FLOPS = {0.9: 342e6, 0.95: 221e6, 0.98: 126e6}  # of OptG's ResNet-50, Table 2 of the paper
+SIZES = {"resnet50": (1000, 224), "mobilenet_v1": (1000, 224), "vgg19": (10, 32)}
+
+
+def sparsify(model: nn.Module, sparsity: float, power: float, seed: int = 0) -> nn.Module:
+    """Random masks; a layer's density ∝ its ERK density to this power."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = [m.weight for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    shapes, sizes = [w.shape for w in weights], [w.numel() for w in weights]
+    shares = [share**power for share in allocation.erk(shapes)]
+    kept = allocation.fill(shares, sizes, sum(sizes) - zeros_at(sparsity, sum(sizes)))
+    with torch.no_grad():
+        for weight, k in zip(weights, kept):
+            mask = torch.zeros(weight.numel())
+            mask[torch.randperm(weight.numel(), generator=generator)[:k]] = 1
+            weight *= mask.view_as(weight)
+    return model
+
+
+def optg_power(sparsity: float) -> float:
+    """The power that gives ResNet-50 the FLOPs it has under OptG, by bisection; 0.5 where the paper has no row."""
+    if sparsity not in FLOPS:
+        return 0.5
+    account = accounting.count(build("resnet50", 1000), torch.zeros(1, 3, 224, 224))
+    shapes = [torch.Size(layer.shape) for layer in account.layers]
+    sizes = [shape.numel() for shape in shapes]
+    low, high = -2.0, 2.0
+    for _ in range(30):
+        power = (low + high) / 2
+        shares = [share**power for share in allocation.erk(shapes)]
+        kept = allocation.fill(shares, sizes, sum(sizes) - zeros_at(sparsity, sum(sizes)))
+        flops = sum(k * layer.positions for k, layer in zip(kept, account.layers))
+        low, high = (power, high) if flops < FLOPS[sparsity] else (low, power)
+    return power
+
+
+def settle(model: nn.Module) -> nn.Module:
+    """Norms as after training, so that values neither vanish nor explode."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", choices=list(SIZES))
+    parser.add_argument("--sparsity", type=float, default=0.9)
+    parser.add_argument("--power", type=float)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=20)
+    options = parser.parse_args()
+    classes, size = SIZES[options.model]
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    power = optg_power(options.sparsity) if options.power is None else options.power
+    model = settle(sparsify(build(options.model, classes), options.sparsity, power))
+    x = torch.randn(options.batch, 3, size, size)
+    fast = optg.compile(model, x, threads=options.threads)
+    print(f"{options.model}, {options.sparsity:.0%} zeros, power {power:.2f}, batch {options.batch}, {options.threads} threads")
+    report(fast, x, options.runs)
+
+
+def report(fast: "optg.deploy.compile.Compiled", x: torch.Tensor, runs: int) -> None:
+    fast(x)
+    programs = [program for part in fast.parts if hasattr(part, "programs") for program in part.programs.values()]
+    rows = {program: [] for program in programs}
+    for _ in range(runs):
+        fast.times = {program: np.zeros(len(program.steps), np.int64) for program in programs}
+        fast(x)
+        for program, times in fast.times.items():
+            rows[program].append(times)
+    fast.times = None
+    print(
+        f"{'layer':34} {'output':>14} {'density':>8} {'tile':>10} {'MMAC':>8} {'ms':>8} {'alone':>8} {'GMAC/s':>7} {'of floor':>8}"
+    )
+    total = macs = 0.0
+    _, arena = structs.arena(max(program.size for program in programs))
+    inputs = structs.pointers([])
+    for program in programs:
+        border = program.border if program.cut else 0
+        for i, step in enumerate(program.steps):
+            op, label = program.labels[i]
+            images = x.shape[0] // program.images * program.images
+            ms = float(np.median([times[i] for times in rows[program]])) / 1e6
+            groups = max(1, -(-(images // program.images) // fast.threads))  # the first thread's
+            total += ms
+            if not isinstance(op, Conv):
+                if ms > 0.01:
+                    print(f"{label or type(op).__name__:34} {'':>14} {'':>8} {'':>10} {'':>8} {ms:8.3f}")
+                continue
+            alone = fast.library.c.engine_time(structs.address(step), arena, structs.address(inputs), 0, 5) / 1e6
+            shape = program.segment.shapes[op.output]
+            work = op.nonzero * shape[1] * shape[2] * groups * program.images / 1e6
+            alone *= groups * (program.images if i < border else 1)
+            macs += work
+            tile = "×".join(map(str, program.tilings[op.output][:3])) + ("o" if program.tilings[op.output].outside else "")
+            print(
+                f"{op.name:34} {'×'.join(map(str, shape)):>14} {op.nonzero / op.weight.size:8.2%} {tile:>10} {work:8.2f}"
+                f" {ms:8.3f} {alone:8.3f} {work / ms:7.1f} {work / ms / FLOOR:8.0%}"
+            )
+    print(
+        f"{'together':34} {'':>14} {'':>8} {'':>10} {macs:8.1f} {total:8.3f} {'':>8} {macs / total:7.1f} {macs / total / FLOOR:8.0%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
