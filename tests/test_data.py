@@ -664,7 +664,7 @@ def test_batches_need_no_sync_and_can_be_captured(small: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "first"), [("cifar10", [6, 9, 9, 4, 1]), ("cifar100", [19, 29, 0, 11, 1])])
-def test_real_cifar(name: str, first: list[int]) -> None:
+def test_real_cifar(name: str, first: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, kind = os.environ.get("OPTG_DATA"), cifar.CIFARS[name]
     if not folder or not cifar.find(kind, Path(folder)):
         pytest.skip(f"OPTG_DATA names no folder with {kind.title}")
@@ -676,3 +676,10 @@ def test_real_cifar(name: str, first: list[int]) -> None:
     assert [value / 255 for value in std] == pytest.approx(kind.std, abs=6e-5)
     images, _ = next(data.train(0))
     assert images.shape == (500, 3, 32, 32) and images.mean().abs() < 0.5
+    if (found := cifar.find(kind, Path(folder))) and found[0] is kind.binary:  # the python form, made from it
+        contents = [(found[1] / file).read_bytes() for file in (*kind.binary.train, *kind.binary.test)]
+        form = write(tmp_path, kind.python, [python2(content, kind.label_bytes, kind.label_key) for content in contents])
+        monkeypatch.setitem(cifar.CIFARS, name, replace(kind, python=form))
+        again = get(tmp_path, name, batch_size=500)
+        assert torch.equal(again.images, data.images) and torch.equal(again.labels, data.labels)
+        assert torch.equal(again.test_images, data.test_images) and torch.equal(again.test_labels, data.test_labels)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from PIL import Image
 
 from optg import cli
 from optg.data import cifar
+from optg.training.checkpoint import list_steps, load
 
 
 def train(monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
@@ -43,3 +46,20 @@ def test_imagenets_layout(photos, tmp_path, monkeypatch, capsys, model, paramete
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 4] and all(row["loss"] > 0 for row in rows)
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_vgg19_learns_from_the_real_cifar(tmp_path):
+    """The first steps of the paper's recipe in small batches, then asked to stop: half a minute on a core."""
+    folder, run = os.environ.get("OPTG_DATA"), tmp_path / "run"
+    if not folder or not cifar.find(cifar.CIFARS["cifar10"], Path(folder)):
+        pytest.skip("OPTG_DATA names no folder with CIFAR-10")
+    options = ["--recipe", "vgg19-cifar10", "--folder", folder, "--batch-size", "32", "--lr", "0.02", "--minutes", "0.2"]
+    command = [sys.executable, "-m", "optg", "train", *options, "--no-compile", "--device", "cpu", "--output", str(run)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(int(path.name[5:]) >= 40 for path in list_steps(run / "checkpoints")):
+        time.sleep(0.1)
+    process.terminate()
+    _, said = process.communicate()
+    assert process.returncode == 143 and "the same command goes on from there" in said, said
+    losses = load(list_steps(run / "checkpoints")[-1])[0]["epoch.losses"]
+    assert losses[-10:].mean() < 0.95 * losses[:10].mean()
