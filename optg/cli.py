@@ -4,23 +4,62 @@
 """
 
 import dataclasses
+import gc
 import os
 import sys
+import warnings
 from dataclasses import dataclass
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from optg.experiments.command import Reproduce
-from optg.training.recipe import Recipe, RecipeError, build_method, check, dump, load, names
+from optg.experiments.paradox.command import Paradox
+from optg.training.recipe import Plan, Recipe, RecipeError, build_method, check, dump, load, names
 
 
 def train(args: list[str]) -> None:
     """Train a model from a recipe, and make it sparse: optg train --recipe vgg19-cifar10 --method rigl --sparsity 0.95
 
-    Goes on by itself where the folder of the run has a checkpoint.
+    --recipe NAME (see optg recipes) and --method NAME (see optg methods) say what the options below are. A run goes on by
+    itself where its folder has a checkpoint.
     """
+    gc.disable()  # imports and flags make no garbage: looking for it would be a third of the time that --help takes
+    try:
+        plan, options = understand(args)
+    except SystemExit:
+        gc.freeze()  # nor is there any to look for at the end
+        raise
+    finally:
+        gc.enable()
+
+    from rich.console import Console
+
+    from optg.training import board, run
+    from optg.training.checkpoint import list_steps
+    from optg.training.loop import Saving
+    from optg.training.parallel import start
+
+    folder = options.output or Path("runs") / run.name_of(plan)
+    if not options.resume and list_steps(folder / "checkpoints"):
+        raise RecipeError(f"{folder} has checkpoints; give another --output, or leave out --no-resume to go on from them")
+    if options.tensorboard:
+        board.refuse_missing()
+    console = Console()
+    saving = Saving(options.minutes, options.keep)
+    with start(options.parallel, options.device) as parallel:
+        summary = run.run(plan, folder, parallel, saving, console, options.tensorboard)
+    if parallel.first:
+        text = f"{plan.method}: accuracy {summary['accuracy']:.2%} at sparsity {summary['sparsity']:.2%}, "
+        console.print(
+            f"{text}{summary['flops'] / 1e6:,.1f} of {summary['dense_flops'] / 1e6:,.1f} MFLOPs. {folder}", soft_wrap=True
+        )
+
+
+def understand(args: list[str]) -> tuple[Plan, Any]:
+    """The plan and the other options that the arguments of `train` ask for."""
     given, rest = take(args, "--recipe", "--method")
     plan = load(given["--recipe"] or "digits")
     plan.method = given["--method"] or plan.method
@@ -41,33 +80,12 @@ def train(args: list[str]) -> None:
         keep: int = 2  # checkpoints
         tensorboard: bool = False  # write the metrics for TensorBoard too: pip install 'optg[tensorboard]'
 
-    options = tyro.cli(Train, args=rest, default=Train(plan.recipe, chosen), prog="optg train", description=train.__doc__)
+    options = tyro.cli(Train, args=rest, default=Train(plan.recipe, chosen), prog="optg train", description=getdoc(train))
     changed = {f.name: getattr(options.method, f.name) for f in dataclasses.fields(options.method)}
     defaults = {f.name: f.default for f in dataclasses.fields(options.method)}
     plan.methods = {plan.method: {k: v for k, v in changed.items() if v != defaults[k]}}
     plan.recipe = check(options.recipe, "command line")
-
-    from rich.console import Console
-
-    from optg.training import board, run
-    from optg.training.checkpoint import list_steps
-    from optg.training.loop import Saving
-    from optg.training.parallel import start
-
-    folder = options.output or Path("runs") / run.name_of(plan)
-    if not options.resume and list_steps(folder / "checkpoints"):
-        raise RecipeError(f"{folder} has checkpoints; give another --output, or leave out --no-resume to go on from them")
-    if options.tensorboard:
-        board.refuse_missing()
-    console = Console()
-    with start(options.parallel, options.device) as parallel:
-        saving = Saving(options.minutes, options.keep)
-        summary = run.run(plan, folder, parallel, saving, console, options.tensorboard)
-    if parallel.first:
-        text = f"{plan.method}: accuracy {summary['accuracy']:.2%} at sparsity {summary['sparsity']:.2%}, "
-        console.print(
-            f"{text}{summary['flops'] / 1e6:,.1f} of {summary['dense_flops'] / 1e6:,.1f} MFLOPs. {folder}", soft_wrap=True
-        )
+    return plan, options
 
 
 def evaluate(run: Annotated[Path, tyro.conf.Positional], device: str = "auto") -> None:
@@ -161,6 +179,16 @@ def reproduce(options: Annotated[Reproduce, tyro.conf.arg(name="")]) -> None:
     sys.exit(command.reproduce(options))
 
 
+def paradox(options: Annotated[Paradox, tyro.conf.arg(name="")]) -> None:
+    """Measure the independence paradox: what criteria say removing weights does to the loss, and what it does.
+
+    optg paradox RUN, or optg paradox vgg19 --data cifar10
+    """
+    from optg.experiments.paradox import command
+
+    command.paradox(options)
+
+
 def report(
     runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")],
     output: Path = Path("report"),
@@ -252,27 +280,17 @@ def bench(
     benches.run(subject, list(batches), list(threads), seconds, output, plot, Console())
 
 
-def paradox(options: Annotated[Paradox, tyro.conf.arg(name="")]) -> None:
-    """Measure the independence paradox: what criteria say removing weights does to the loss, and what it does.
-
-    optg paradox RUN, or optg paradox vgg19 --data cifar10
-    """
-    from optg.experiments.paradox import command
-
-    command.paradox(options)
-
-
 COMMANDS: dict[str, Any] = {
     "evaluate": evaluate,
     "summary": summary,
     "methods": methods,
     "recipes": recipes,
     "reproduce": reproduce,
+    "paradox": paradox,
     "report": report,
     "export": export,
     "run": infer,
     "bench": bench,
-    "paradox": paradox,
 }
 
 
@@ -293,6 +311,7 @@ def take(args: list[str], *flags: str) -> tuple[dict[str, str | None], list[str]
 
 def main() -> None:
     args = sys.argv[1:]
+    warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"  # a log needs no line of code
     sys.path.insert(0, os.getcwd())  # where a model or dataset of one's own may be
     try:
         if args[:1] == ["train"]:
@@ -302,6 +321,9 @@ def main() -> None:
             train_for_help.__doc__ = train.__doc__
             commands = {"train": train_for_help, **COMMANDS}
             tyro.extras.subcommand_cli_from_dict(commands, prog="optg", description="Sparse networks, while they train.")
+    except BrokenPipeError:  # optg … | head: who reads has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except Exception as error:
         if not expected(error):
             raise
