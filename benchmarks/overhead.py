@@ -157,8 +157,9 @@ def measure(name: str, mode: str, methods: Sequence[str], rounds: int, steps: in
     forward = model if mode == "eager" else torch.compile(model)
     dense = Trainer("dense", work, model, forward, data, mode)
     dense.run(WARM + 3)
-    rows = []
+    rows, fresh = [], {name: t.clone() for name, t in model.state_dict().items()}
     for method in methods:
+        model.load_state_dict(fresh)  # what another method has left at 0 would all tie
         other = Trainer(method, work, model, forward, data, mode)
         other.run(WARM + 3)
         pairs = [(dense.run(steps), other.run(steps)) for _ in range(rounds)]

@@ -73,14 +73,14 @@ def keep_top(
     >>> keep_top([torch.tensor([3.0, 1.0]), torch.tensor([2.0, 2.0])], zeros=2)
     [tensor([ True, False]), tensor([False,  True])]
     """
-    return list(each_mask(scores, select(scores, zeros, shards, names), shards))
+    return list(each_mask(scores, select(scores, zeros, shards, names).host[0], shards))
 
 
 def keep_top_each(
     scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None = None, names: Sequence[str] | None = None
 ) -> list[Tensor]:
     """A mask for each tensor that removes exactly its `zeros` smallest scores."""
-    return list(each_mask_of(scores, select_each(scores, zeros, shards, names), shards))
+    return list(each_mask_of(scores, select_each(scores, zeros, shards, names).host, shards))
 
 
 def each_mask_of(scores: Sequence[Tensor], cuts: Sequence[Threshold], shards: Shards | None = None) -> Iterator[Tensor]:
@@ -110,28 +110,40 @@ def comparable(scores: Sequence[Tensor]) -> list[Tensor]:
     return [s if s.dtype == dtype else s.to(dtype) for s in scores]
 
 
-def select(scores: Sequence[Tensor], zeros: int, shards: Shards | None = None, names: Sequence[str] | None = None) -> Threshold:
+class Cuts(NamedTuple):
+    """Thresholds of several cuts, as the host and as the device knows them."""
+
+    host: list[Threshold]
+    values: Tensor
+    removed: Tensor
+
+    @property
+    def exact(self) -> bool:
+        """Is no score at a threshold removed while another one is kept?"""
+        return not any(0 < cut.removed < cut.equal for cut in self.host)
+
+
+def select(scores: Sequence[Tensor], zeros: int, shards: Shards | None = None, names: Sequence[str] | None = None) -> Cuts:
     """The threshold that removes the `zeros` smallest scores of all tensors together."""
-    return thresholds(scores, [zeros], shards, names)[0]
+    return thresholds(scores, [zeros], shards, names)
 
 
 def select_each(
     scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None = None, names: Sequence[str] | None = None
-) -> list[Threshold]:
+) -> Cuts:
     """For each tensor, the threshold that removes its `zeros` smallest scores."""
     if find_kernels(scores):
         return thresholds(scores, zeros, shards, names, each=True)
-    return [
-        thresholds([s], [z], shards and shards.of(i), names and [names[i]])[0] for i, (s, z) in enumerate(zip(scores, zeros))
-    ]
+    cuts = [thresholds([s], [z], shards and shards.of(i), names and [names[i]]) for i, (s, z) in enumerate(zip(scores, zeros))]
+    device = scores[0].device
+    values, removed = (torch.cat([getattr(cut, key).to(device) for cut in cuts]) for key in ("values", "removed"))
+    return Cuts([cut.host[0] for cut in cuts], values, removed)
 
 
 def thresholds(
     scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None, names: Sequence[str] | None, each: bool = False
-) -> list[Threshold]:
+) -> Cuts:
     """Of all tensors together, or (on a GPU) of each. Only the last transfer waits for the device."""
-    if not any(zero > 0 for zero in zeros):
-        return [Threshold(-math.inf, 0, 0)] * len(zeros)
     scores = comparable(scores)
     dtype, device = scores[0].dtype, scores[0].device
     flat = [storage_order(s) for s in scores]
@@ -139,7 +151,7 @@ def thresholds(
         flat = [f if counted else f[:0] for f, counted in zip(flat, shards.counted())]
     count, bits = counter(flat, each)
     nan = torch.zeros(len(flat), dtype=torch.int64, device=device)
-    ranks = torch.tensor(zeros, device=device)[:, None]
+    wanted = ranks = torch.tensor(zeros, device=device)[:, None]
     prefixes = torch.zeros_like(ranks)  # the keys' upper bits, as far as they are known
     first = dtype.itemsize * 8 - bits
     for shift in range(first, -1, -bits):
@@ -153,12 +165,18 @@ def thresholds(
         prefixes = digits - (1 << bits - 1) if shift == first else prefixes << bits | digits
     if shards:
         dist.all_reduce(nan, group=shards.group)
-    found = torch.cat([nan, *(t.flatten() for t in (prefixes, ranks, equal))]).cpu().numpy()  # a sync, one to a cut
-    nans, key, removed, ties = np.split(found, np.cumsum([len(flat), *[len(zeros)] * 2]))
-    refuse_nan(nans, names)
-    values = flip(key.astype(f"i{dtype.itemsize}")).view(f"f{dtype.itemsize}")
-    cuts = map(Threshold, values.tolist(), removed.tolist(), ties.tolist())
-    return [cut if zero > 0 else Threshold(-math.inf, 0, 0) for cut, zero in zip(cuts, zeros)]
+    values = floats(prefixes, dtype).masked_fill(wanted <= 0, -math.inf).flatten()
+    removed, equal = ((t * (wanted > 0)).flatten() for t in (ranks, equal))
+    found = torch.cat([t.double() for t in (nan, values, removed, equal)]).tolist()  # a sync, one to a cut
+    refuse_nan(np.array(found[: len(nan)]), names)
+    host = np.array(found[len(nan) :]).reshape(3, -1).T
+    return Cuts([Threshold(value, int(gone), int(ties)) for value, gone, ties in host.tolist()], values, removed)
+
+
+def floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `keys` are the keys of."""
+    integer = torch.int64 if dtype == torch.float64 else torch.int32
+    return torch.where(keys < 0, keys ^ torch.iinfo(integer).max, keys).to(integer).view(dtype)
 
 
 Counter = Callable[[Tensor, Tensor, bool, int], Tensor]

@@ -95,7 +95,7 @@ class Sparsifier:
         if self.method.keeps_pruned:
             self.weights.latent = [v.clone() for v in self.weights.values]
         if type(self.method).effective is not Method.effective:
-            self.weights.reshape = self.method.effective
+            self.weights.reshape, self.weights.soft = self.method.effective, self.method.soft
         self.weights.show_effective()
         self._collapsed: set[str] = set()
         self._warn_of_collapse()

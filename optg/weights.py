@@ -17,7 +17,6 @@ from optg.allocation import layer_zeros
 from optg.kernels import find_kernels
 from optg.ranking import (
     Shards,
-    Threshold,
     comparable,
     each_mask,
     each_mask_of,
@@ -179,6 +178,7 @@ class SparseWeights:
         self.masks = [torch.ones_like(v, dtype=torch.bool) for v in self.values]
         self.latent: list[Tensor] | None = None  # of removed weights; under `reshape`, of all
         self.reshape: Callable[[SparseWeights, int, Tensor], Tensor] | None = None  # latent -> effective, beyond the mask
+        self.soft: Callable[[], tuple[Tensor, float] | None] | None = None  # thresholds and power, where that is all it does
         self.skipped: Tensor | None = None  # set where a GradScaler may skip this step: True, on the device, if it does
         self.counts = torch.zeros(len(self.names), 3, dtype=torch.int64)  # of each layer: zeros, removed, revived
         groups = optimizer.param_groups
@@ -245,6 +245,10 @@ class SparseWeights:
         """Parameters <- effective: removed values become 0.0, whatever they were (NaN too)."""
         values = self.values
         if self.latent is not None and self.reshape is not None:
+            soft, table = self.soft() if self.soft else None, self.table(values, self.masks, self.latent)
+            if soft is not None and table is not None:
+                self.kernels.soften(table, values[0].dtype, *soft)
+                return
             for layer, (value, latent) in enumerate(zip(values, self.latent)):
                 value.copy_(self.reshape(self, layer, latent))
         self.fade(values, self.masks)
@@ -292,28 +296,23 @@ class SparseWeights:
         Returns the threshold of each layer, its largest removed score.
         """
         if budget == "global":
-            cut = select(scores, zeros_at(sparsity, self.size), self.shards, self.names)
-            self.cut_at(scores, [cut] * len(scores), lambda: each_mask(scores, cut, self.shards))
-            return [cut.value] * len(scores)
+            cuts = select(scores, zeros_at(sparsity, self.size), self.shards, self.names)
+            if not (cuts.exact and self.keep_above(scores, cuts.values.expand(len(scores)), cuts.removed.eq(0))):
+                self.replace_masks(each_mask(scores, cuts.host[0], self.shards))
+            return [cuts.host[0].value] * len(scores)
         cuts = select_each(scores, self.budget(budget, sparsity), self.shards, self.names)
-        self.cut_at(scores, cuts, lambda: each_mask_of(scores, cuts, self.shards))
-        return [cut.value for cut in cuts]
-
-    def cut_at(self, scores: Sequence[Tensor], cuts: list[Threshold], masks: Callable[[], Iterable[Tensor]]) -> None:
-        """New masks from thresholds that are known; `masks` makes them where some scores at a threshold go and others stay."""
-        values = torch.tensor([cut.value for cut in cuts], dtype=torch.float64)
-        tied = torch.tensor([cut.removed == 0 for cut in cuts])
-        if any(0 < cut.removed < cut.equal for cut in cuts) or not self.keep_above(scores, values, tied):
-            self.replace_masks(masks())
+        if not (cuts.exact and self.keep_above(scores, cuts.values, cuts.removed.eq(0))):
+            self.replace_masks(each_mask_of(scores, cuts.host, self.shards))
+        return [cut.value for cut in cuts.host]
 
     def keep_above(self, scores: Sequence[Tensor], thresholds: Tensor, tied: Tensor) -> bool:
         """Keep scores above their layer's threshold, and where `tied` those at it, in one pass; False where none can do it."""
         scores = comparable(scores)
         if (table := self.table(self.masks, scores)) is None:
             return False
-        device, dtype = self.masks[0].device, scores[0].dtype
-        counts = self.kernels.recut(table, len(scores), thresholds.to(device, dtype), tied.to(device), dtype.itemsize * 8)
-        self.counts = self.total(counts)
+        dtype = scores[0].dtype
+        ties = tied.expand(len(scores)).contiguous()
+        self.counts = self.total(self.kernels.recut(table, dtype, thresholds.to(dtype).contiguous(), ties))
         return True
 
     def budget(self, name: str, sparsity: float) -> list[int]:
@@ -322,7 +321,7 @@ class SparseWeights:
             return layer_zeros(name, self.shapes, sparsity)
         magnitudes = [v.abs() for v in self.values]
         cut = select(magnitudes, zeros_at(sparsity, self.size), self.shards, self.names)
-        return self.total(torch.stack([(~m).count_nonzero() for m in each_mask(magnitudes, cut, self.shards)])).tolist()
+        return self.total(torch.stack([(~m).count_nonzero() for m in each_mask(magnitudes, cut.host[0], self.shards)])).tolist()
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks of a value for each layer, where layers are split; else the values themselves."""

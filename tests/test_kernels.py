@@ -56,7 +56,7 @@ def test_a_method_learns_the_same_with_kernels_and_without(method):
     fused, model = train(method, plain=False)
     plain, other = train(method, plain=True)
     assert fused.weights.tables is not None and (fused.weights.tables.tables)
-    if method != "optg":  # whose products a kernel rounds once
+    if method not in ("optg", "feather", "str"):  # whose arithmetic a kernel rounds in its own way
         for p, q in zip(model.parameters(), other.parameters()):
             assert torch.equal(p, q)
     for name, mask in fused.masks.items():
@@ -81,7 +81,7 @@ def test_thresholds_are_those_of_a_sort(dtype, each):
     for share in (0.1, 0.4, 0.5, 0.9, 1.0):
         zeros = [int(share * len(s)) for s in scores] if each else [int(share * sum(map(len, scores)))]
         cuts = ranking.thresholds(scores, zeros, None, None, each)
-        for cut, zero, group in zip(cuts, zeros, scores if each else [torch.cat(scores)]):
+        for cut, zero, group in zip(cuts.host, zeros, scores if each else [torch.cat(scores)]):
             if zero:
                 value = group.sort().values[zero - 1]
                 assert (cut.value, cut.equal) == (value, int((group == value).sum()))
@@ -95,9 +95,9 @@ def test_scores_that_are_not_aligned():
     memory = torch.randn(9001, device=DEVICE)
     table = kernels.Tables()([memory[1:]])
     assert table.align == 1
-    masks, counts = [torch.zeros(9000, dtype=torch.bool, device=DEVICE)], torch.tensor([0.0], device=DEVICE)
+    masks, threshold = [torch.zeros(9000, dtype=torch.bool, device=DEVICE)], torch.zeros(1, device=DEVICE)
     table = kernels.Tables()(masks, [memory[1:]])
-    counts = kernels.recut(table, 1, counts, torch.zeros(1, dtype=torch.bool, device=DEVICE), 32)
+    counts = kernels.recut(table, torch.float32, threshold, torch.zeros(1, dtype=torch.bool, device=DEVICE))
     assert torch.equal(masks[0], memory[1:] > 0)
     assert counts.tolist() == [[int((memory[1:] <= 0).sum()), 0, int((memory[1:] > 0).sum())]]
 

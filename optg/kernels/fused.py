@@ -1,8 +1,8 @@
 """The passes over all weights that a step or a cut makes, each as one Triton kernel for all layers together.
 
-A kernel finds its work in a table on the device: for each program the length of its block, the layer it is of, and the
-address of the block in each list of tensors. So a pass is one launch, whatever the number of layers, and nothing is
-compiled for a model. What moves the least memory is written here; `optg.weights` and `optg.ranking` say the same in torch.
+A kernel finds its work in a table on the device: for each program its block's layer, start and length, and for each list of
+tensors the address of every layer. So a pass is one launch, whatever the number of layers, and nothing is compiled for a
+model. Each entry is read and written once, in wide words; `optg.weights` and `optg.ranking` say the same in torch.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, STEP = 1 << 13, 1 << 11  # entries of one program, and how many of them it looks at together
-WIDE = 16  # bytes: a block whose address is a multiple of it is loaded in words of that size
+WIDE = 16  # where addresses (in bytes) and lengths are multiples of it, words of that size are loaded
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 class Table(NamedTuple):
-    rows: Tensor  # length and layer of each program's block, then its address in each list
-    align: int  # of all addresses, in bytes
+    blocks: Tensor  # layer, start and length of each program's block
+    addresses: Tensor  # of each layer's first entry, a row for each list
+    align: int  # of all addresses and lengths
 
 
 class Tables:
@@ -32,20 +33,28 @@ class Tables:
 
     def __init__(self) -> None:
         self.tables: dict[Any, Table] = {}
-        self.pinned: list[Tensor] = []  # memory that copies to the device may still read, or that graphs read at each replay
-        self.spare: dict[tuple[int, ...], Tensor] = {}  # one of each shape: under capture none can be allocated
+        self.blocks: dict[Any, Tensor] = {}
+        self.spare: dict[Any, Tensor] = {}  # pinned memory, one of each shape: none can be allocated under capture
+        self.captured: list[Tensor] = []  # what graphs read at each replay
 
     def __call__(self, *lists: Sequence[Tensor]) -> Table | None:
-        """The table of parallel lists of tensors; None where their blocks cannot be laid side by side."""
+        """The table of parallel lists of tensors; None where their entries do not lie side by side."""
         key = tuple((t.data_ptr(), t.stride()) for tensors in lists for t in tensors)
         if key not in self.tables:
-            if (found := rows(*lists)) is None:
+            if not all(alike(tensors) for tensors in zip(*lists)):
                 return None
             if len(self.tables) >= self.KEPT:
                 self.tables.pop(next(iter(self.tables)))
-            align = WIDE if not (found[2:] % WIDE).any() else 1
-            self.tables[key] = Table(self.to_device(found, lists[0][0].device), align)
+            self.tables[key] = self.make(lists)
         return self.tables[key]
+
+    def make(self, lists: Sequence[Sequence[Tensor]]) -> Table:
+        device, sizes = lists[0][0].device, tuple(t.numel() for t in lists[0])
+        if sizes not in self.blocks:
+            self.blocks[sizes] = self.to_device(split(np.array(sizes)), device)
+        addresses = np.array([[t.data_ptr() for t in tensors] for tensors in lists])
+        wide = not (addresses % WIDE).any() and not any(size % WIDE for size in sizes)
+        return Table(self.blocks[sizes], self.to_device(addresses, device), WIDE if wide else 1)
 
     def to_device(self, found: np.ndarray, device: torch.device) -> Tensor:
         if device.type != "cuda":
@@ -54,77 +63,76 @@ class Tables:
         pinned = self.spare.pop(found.shape) if capturing else torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
         pinned.numpy()[:] = found
         if capturing:
-            self.pinned.append(pinned)  # for as long as the graph may be replayed
+            self.captured.append(pinned)
         elif found.shape not in self.spare:
             self.spare[found.shape] = torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
         return pinned.to(device, non_blocking=True)
 
 
-def rows(*lists: Sequence[Tensor]) -> np.ndarray | None:
-    """Length, layer, and the address in each list, of every program's block."""
-    for tensors in zip(*lists):
-        if len({(t.shape, t.stride()) for t in tensors}) > 1 or not dense(tensors[0]):
-            return None
-    sizes = np.array([t.numel() for t in lists[0]])
+def split(sizes: np.ndarray) -> np.ndarray:
+    """Layer, start and length of the block of each program."""
     programs = -(-sizes // BLOCK)
     layers = np.repeat(np.arange(len(sizes)), programs)
     starts = (np.arange(len(layers)) - np.repeat(programs.cumsum() - programs, programs)) * BLOCK
-    addresses = [np.array([t.data_ptr() for t in tensors])[layers] + starts * tensors[0].itemsize for tensors in lists]
-    return np.stack([np.minimum(BLOCK, sizes[layers] - starts), layers, *addresses])
+    return np.stack([layers, starts, np.minimum(BLOCK, sizes[layers] - starts)])
 
 
-def dense(tensor: Tensor) -> bool:
-    """Does it fill its memory, in whatever order of dimensions?"""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+def alike(tensors: Sequence[Tensor]) -> bool:
+    """Do they fill their memory, all in the same order of dimensions?"""
+    first, expected = tensors[0], 1
+    for stride, size in sorted(zip(first.stride(), first.shape)):
         if size != 1 and stride != expected:
             return False
         expected *= size
-    return True
+    return all(t.stride() == first.stride() and t.shape == first.shape for t in tensors)
 
 
 def launch(kernel: Any, table: Table, *args: Any, **constants: Any) -> None:
-    programs = table.rows.shape[1]
+    programs, tensors = table.blocks.shape[1], table.addresses.shape[1]
     if programs:
-        with torch.cuda.device(table.rows.device) if table.rows.is_cuda else nullcontext():
-            kernel[(programs,)](table.rows, programs, *args, ALIGN=table.align, BLOCK=BLOCK, STEP=STEP, **constants)
+        with torch.cuda.device(table.blocks.device) if table.blocks.is_cuda else nullcontext():
+            kernel[(programs,)](
+                table.blocks, table.addresses, programs, tensors, *args, ALIGN=table.align, BLOCK=BLOCK, STEP=STEP, **constants
+            )
 
 
 @triton.jit
-def block(table, programs, LIST: tl.constexpr, TYPE: tl.constexpr, ALIGN: tl.constexpr):
-    """The address of this program's block in a list."""
-    address = tl.load(table + (2 + LIST) * programs + tl.program_id(0))
-    return tl.multiple_of(address, ALIGN).to(tl.pointer_type(TYPE))
+def place(blocks, programs, ALIGN: tl.constexpr):
+    """This program's layer, and the start and length of its block."""
+    program = tl.program_id(0)
+    start, length = tl.load(blocks + programs + program), tl.load(blocks + 2 * programs + program)
+    return tl.load(blocks + program), start, tl.multiple_of(length, ALIGN)
 
 
-# ---- a step: removed weights are most of all, so only they are read and written
+@triton.jit
+def block(addresses, tensors, LIST: tl.constexpr, layer, start, TYPE: tl.constexpr, ALIGN: tl.constexpr):
+    """Where this program's block of a list begins."""
+    address = tl.multiple_of(tl.load(addresses + LIST * tensors + layer), ALIGN)
+    return address.to(tl.pointer_type(TYPE)) + tl.multiple_of(start, ALIGN)
+
+
+# ---- a step
 
 
 def fade(table: Table, dtype: torch.dtype, share: float = 0.0) -> None:
     """targets, masks: removed entries of the targets are left with a share of what they were."""
-    launch(_fade, table, share, TYPE=TYPES[dtype], KEEPS=share != 0)
+    launch(_fade, table, share, TYPE=TYPES[dtype], BLANKS=share == 0)
 
 
-@triton.jit(do_not_specialize=["programs"])
+@triton.jit(do_not_specialize=["programs", "tensors"])
 def _fade(
-    table,
-    programs,
-    share,
-    TYPE: tl.constexpr,
-    KEEPS: tl.constexpr,
-    ALIGN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    target, mask = block(table, programs, 0, TYPE, ALIGN), block(table, programs, 1, tl.int8, ALIGN)
-    length = tl.load(table + tl.program_id(0))
+    blocks, addresses, programs, tensors, share, TYPE: tl.constexpr, BLANKS: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    targets = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
+    masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
     for i in range(0, BLOCK, STEP):
-        place = i + tl.arange(0, STEP)
-        gone = (tl.load(mask + place, mask=place < length, other=1) == 0) & (place < length)
-        left = tl.zeros([STEP], TYPE)
-        if KEEPS:
-            left = (tl.load(target + place, mask=gone, other=0.0) * share).to(TYPE)
-        tl.store(target + place, left, mask=gone)
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        target = tl.load(targets + at, mask=here, other=0.0)
+        left = tl.zeros([STEP], TYPE) if BLANKS else (target * share).to(TYPE)
+        tl.store(targets + at, tl.where(tl.load(masks + at, mask=here, other=1) != 0, target, left), mask=here)
 
 
 def restore(table: Table, dtype: torch.dtype) -> None:
@@ -132,32 +140,68 @@ def restore(table: Table, dtype: torch.dtype) -> None:
     launch(_restore, table, TYPE=TYPES[dtype])
 
 
-@triton.jit(do_not_specialize=["programs"])
-def _restore(table, programs, TYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    value, mask = block(table, programs, 0, TYPE, ALIGN), block(table, programs, 1, tl.int8, ALIGN)
-    latent = block(table, programs, 2, TYPE, ALIGN)
-    length = tl.load(table + tl.program_id(0))
+@triton.jit(do_not_specialize=["programs", "tensors"])
+def _restore(
+    blocks, addresses, programs, tensors, TYPE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    values = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
+    masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
+    latents = block(addresses, tensors, 2, layer, start, TYPE, ALIGN)
     for i in range(0, BLOCK, STEP):
-        place = i + tl.arange(0, STEP)
-        gone = (tl.load(mask + place, mask=place < length, other=1) == 0) & (place < length)
-        tl.store(value + place, tl.load(latent + place, mask=gone, other=0.0), mask=gone)
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        value, latent = tl.load(values + at, mask=here, other=0.0), tl.load(latents + at, mask=here, other=0.0)
+        tl.store(values + at, tl.where(tl.load(masks + at, mask=here, other=1) != 0, value, latent), mask=here)
 
 
 def settle(table: Table, dtype: torch.dtype) -> None:
-    """values, masks, latent: removed values are put away, and 0 takes their place."""
+    """values, masks, latent: values are put away, and where they are removed 0 takes their place."""
     launch(_settle, table, TYPE=TYPES[dtype])
 
 
-@triton.jit(do_not_specialize=["programs"])
-def _settle(table, programs, TYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    value, mask = block(table, programs, 0, TYPE, ALIGN), block(table, programs, 1, tl.int8, ALIGN)
-    latent = block(table, programs, 2, TYPE, ALIGN)
-    length = tl.load(table + tl.program_id(0))
+@triton.jit(do_not_specialize=["programs", "tensors"])
+def _settle(
+    blocks, addresses, programs, tensors, TYPE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    values = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
+    masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
+    latents = block(addresses, tensors, 2, layer, start, TYPE, ALIGN)
     for i in range(0, BLOCK, STEP):
-        place = i + tl.arange(0, STEP)
-        gone = (tl.load(mask + place, mask=place < length, other=1) == 0) & (place < length)
-        tl.store(latent + place, tl.load(value + place, mask=gone, other=0.0), mask=gone)
-        tl.store(value + place, tl.zeros([STEP], TYPE), mask=gone)
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        value = tl.load(values + at, mask=here, other=0.0)
+        tl.store(latents + at, value, mask=here)
+        tl.store(values + at, tl.where(tl.load(masks + at, mask=here, other=1) != 0, value, 0.0).to(TYPE), mask=here)
+
+
+def soften(table: Table, dtype: torch.dtype, thresholds: Tensor, power: float) -> None:
+    """values, masks, latent: values <- `optg.methods.feather.power_threshold` of latent ones, 0 where removed."""
+    launch(_soften, table, thresholds, power, TYPE=TYPES[dtype])
+
+
+@triton.jit(do_not_specialize=["programs", "tensors"])
+def _soften(
+    blocks, addresses, programs, tensors, thresholds, power, TYPE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    values = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
+    masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
+    latents = block(addresses, tensors, 2, layer, start, TYPE, ALIGN)
+    threshold = tl.load(thresholds + layer)
+    for i in range(0, BLOCK, STEP):
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        kept = tl.load(masks + at, mask=here, other=0) != 0
+        latent = tl.load(latents + at, mask=here, other=1.0).to(tl.float32)
+        share = tl.minimum(threshold / tl.where(kept, tl.abs(latent), 1.0), 1.0)
+        rest = 1.0 - tl.exp2(tl.log2(share) * power)  # log2(0) is −∞, and its power 0
+        soft = tl.where(threshold > 0, latent * tl.exp2(tl.log2(rest) / power), latent)
+        tl.store(values + at, tl.where(kept, soft, 0.0).to(TYPE), mask=here)
 
 
 def accumulate(table: Table, dtype: torch.dtype, rates: Tensor, momentum: Tensor) -> None:
@@ -168,53 +212,52 @@ def accumulate(table: Table, dtype: torch.dtype, rates: Tensor, momentum: Tensor
     launch(_accumulate, table, rates, momentum, TYPE=TYPES[dtype])
 
 
-@triton.jit(do_not_specialize=["programs"])
+@triton.jit(do_not_specialize=["programs", "tensors"])
 def _accumulate(
-    table, programs, rates, momentum, TYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr
-):
-    grad, mask = block(table, programs, 0, TYPE, ALIGN), block(table, programs, 1, tl.int8, ALIGN)
-    value = block(table, programs, 2, TYPE, ALIGN)
-    momenta, scores = block(table, programs, 3, tl.float32, ALIGN), block(table, programs, 4, tl.float32, ALIGN)
-    length = tl.load(table + tl.program_id(0))
-    rate = tl.load(rates + tl.load(table + programs + tl.program_id(0)))
-    keep = tl.load(momentum)
+    blocks, addresses, programs, tensors, rates, momentum, TYPE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    grads = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
+    masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
+    values = block(addresses, tensors, 2, layer, start, TYPE, ALIGN)
+    momenta = block(addresses, tensors, 3, layer, start, tl.float32, ALIGN)
+    scores = block(addresses, tensors, 4, layer, start, tl.float32, ALIGN)
+    rate, inertia = tl.load(rates + layer), tl.load(momentum)
     for i in range(0, BLOCK, STEP):
-        place = i + tl.arange(0, STEP)
-        here = place < length
-        gone = (tl.load(mask + place, mask=here, other=1) == 0) & here
-        g = tl.load(grad + place, mask=here, other=0.0).to(tl.float32)
-        w = tl.load(value + place, mask=here, other=0.0).to(tl.float32)
-        m = keep * tl.load(momenta + place, mask=here, other=0.0) + g * w
-        tl.store(momenta + place, m, mask=here)
-        tl.store(scores + place, tl.load(scores + place, mask=here, other=0.0) - rate * m, mask=here)
-        tl.store(grad + place, tl.zeros([STEP], TYPE), mask=gone)
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        grad, value = tl.load(grads + at, mask=here, other=0.0), tl.load(values + at, mask=here, other=0.0)
+        m = inertia * tl.load(momenta + at, mask=here, other=0.0) + grad.to(tl.float32) * value.to(tl.float32)
+        tl.store(momenta + at, m, mask=here)
+        tl.store(scores + at, tl.load(scores + at, mask=here, other=0.0) - rate * m, mask=here)
+        tl.store(grads + at, tl.where(tl.load(masks + at, mask=here, other=1) != 0, grad, 0.0).to(TYPE), mask=here)
 
 
 # ---- a cut
 
 
 def count(table: Table, each: bool, prefixes: Tensor, nans: Tensor, first: bool, shift: int, bits: int, width: int) -> Tensor:
-    """scores, of `width` bits: one round of `optg.ranking.select_all`.
+    """scores, of `width` bits: one round of `optg.ranking.thresholds`.
 
     How often each value of the `bits` at `shift` occurs, for each tensor or over all of them, in the keys whose higher bits
     are its prefix. The first round has no prefix, and sets the entry in `nans` of a tensor that has NaN.
     """
-    counts = torch.zeros(len(prefixes), 1 << bits, dtype=torch.int64, device=table.rows.device)
+    counts = torch.zeros(len(prefixes), 1 << bits, dtype=torch.int64, device=prefixes.device)
     launch(_count, table, prefixes, counts, nans, shift, EACH=each, FIRST=first, WIDTH=width, BITS=bits)
     return counts
 
 
-@triton.jit(do_not_specialize=["programs", "shift"])
+@triton.jit(do_not_specialize=["programs", "tensors", "shift"])
 def _count(
-    table, programs, prefixes, counts, nans, shift, EACH: tl.constexpr,
+    blocks, addresses, programs, tensors, prefixes, counts, nans, shift, EACH: tl.constexpr,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     integer: tl.constexpr = tl.int64 if WIDTH == 64 else tl.int32
     lowest: tl.constexpr = -(1 << (WIDTH - 1))
     infinity: tl.constexpr = 0x7FF0000000000000 if WIDTH == 64 else 0x7F800000
-    start = block(table, programs, 0, integer, ALIGN)
-    length = tl.load(table + tl.program_id(0))
-    layer = tl.load(table + programs + tl.program_id(0))
+    layer, start, length = place(blocks, programs, ALIGN)
+    scores = block(addresses, tensors, 0, layer, start, integer, ALIGN)
     group = layer if EACH else layer * 0
     prefix = tl.load(prefixes + group)
     bins = tl.arange(0, 1 << BITS)
@@ -222,9 +265,9 @@ def _count(
     outside = 0
     nan = 0
     for i in range(0, BLOCK, STEP):
-        place = i + tl.arange(0, STEP)
-        here = place < length
-        bits = tl.load(start + place, mask=here, other=0)
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        bits = tl.load(scores + at, mask=here, other=0)
         bits = tl.where(bits == lowest, 0, bits)  # −0.0 is 0.0
         key = tl.where(bits < 0, bits ^ ~lowest, bits)  # signed integers in the order of the floats
         upper = key >> shift
@@ -242,32 +285,33 @@ def _count(
         tl.store(nans + layer, 1)
 
 
-def recut(table: Table, tensors: int, thresholds: Tensor, tied: Tensor, width: int) -> Tensor:
-    """masks, scores, of `width` bits: keep what is above its layer's threshold, and what is at it where `tied` says so.
+def recut(table: Table, dtype: torch.dtype, thresholds: Tensor, tied: Tensor) -> Tensor:
+    """masks, scores: keep what is above its layer's threshold, and what is at it where `tied` says so.
 
     Returns for each layer how many weights are removed now, were until now not, and come back.
     """
-    counts = torch.zeros(tensors, 3, dtype=torch.int64, device=table.rows.device)
-    launch(_recut, table, thresholds, tied, counts, TYPE=tl.float64 if width == 64 else tl.float32)
+    counts = torch.zeros(table.addresses.shape[1], 3, dtype=torch.int64, device=thresholds.device)
+    launch(_recut, table, thresholds, tied, counts, TYPE=tl.float64 if dtype == torch.float64 else tl.float32)
     return counts
 
 
-@triton.jit(do_not_specialize=["programs"])
+@triton.jit(do_not_specialize=["programs", "tensors"])
 def _recut(
-    table, programs, thresholds, tied, counts, TYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr
-):
-    mask, score = block(table, programs, 0, tl.int8, ALIGN), block(table, programs, 1, TYPE, ALIGN)
-    length = tl.load(table + tl.program_id(0))
-    layer = tl.load(table + programs + tl.program_id(0))
-    threshold, ties = tl.load(thresholds + layer), tl.load(tied + layer)
+    blocks, addresses, programs, tensors, thresholds, tied, counts, TYPE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    masks = block(addresses, tensors, 0, layer, start, tl.int8, ALIGN)
+    scores = block(addresses, tensors, 1, layer, start, TYPE, ALIGN)
+    threshold, ties = tl.load(thresholds + layer), tl.load(tied + layer) != 0
     zeros, removed, revived = 0, 0, 0
     for i in range(0, BLOCK, STEP):
-        place = i + tl.arange(0, STEP)
-        here = place < length
-        before = tl.load(mask + place, mask=here, other=0) != 0
-        s = tl.load(score + place, mask=here, other=0.0)
-        kept = (s > threshold) | ((s == threshold) & (ties != 0))
-        tl.store(mask + place, kept.to(tl.int8), mask=here)
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        before = tl.load(masks + at, mask=here, other=0) != 0
+        score = tl.load(scores + at, mask=here, other=0.0)
+        kept = (score > threshold) | ((score == threshold) & ties)
+        tl.store(masks + at, kept.to(tl.int8), mask=here)
         zeros += tl.sum((here & ~kept).to(tl.int32))
         removed += tl.sum((here & before & ~kept).to(tl.int32))
         revived += tl.sum((here & ~before & kept).to(tl.int32))

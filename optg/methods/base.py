@@ -84,6 +84,10 @@ class Method:
         """What forward sees of a layer's kept weights; the mask comes after."""
         return latent
 
+    def soft(self) -> tuple[Tensor, float] | None:
+        """Thresholds of all layers and the power, where `effective` is the power threshold: a GPU then does it in one pass."""
+        return None
+
     def layers(self, kind: str) -> list[Tensor]:
         """One list of the state."""
         values = self.state[kind]

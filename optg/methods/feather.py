@@ -7,6 +7,7 @@ at t. Every latent weight receives the gradient of the pruned model; removed one
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from optg.clock import Clock
@@ -28,7 +29,8 @@ class Feather(Gradual):
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.share = self.theta if self.theta is not None else 0.5 if weights.target > 0.95 else 1.0
-        self.state = {"thresholds": [v.new_zeros((), dtype=weights.state_dtype) for v in weights.values]}
+        self.thresholds = weights.values[0].new_zeros(len(weights.names), dtype=weights.state_dtype)
+        self.state = {"thresholds": list(self.thresholds)}
         super().prepare(weights, clock, probe)
 
     @property
@@ -37,8 +39,10 @@ class Feather(Gradual):
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         thresholds = weights.cut(self.ranked(weights), sparsity, self.budget)
-        for t, value in zip(self.layers("thresholds"), thresholds):
-            t.fill_(max(value, 0.0))
+        self.thresholds.copy_(torch.tensor(thresholds, dtype=torch.float64).clamp(min=0.0))
+
+    def soft(self) -> tuple[Tensor, float] | None:
+        return self.thresholds, self.power
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         return power_threshold(latent, self.layers("thresholds")[layer], self.power)

@@ -9,6 +9,7 @@ out the layers' scales and needs fewer FLOPs.
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from optg.methods.feather import Feather, power_threshold
@@ -34,8 +35,10 @@ class ST3(Feather):
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         super().cut(weights, sparsity)
-        for t, scale in zip(self.layers("thresholds"), self.scales(weights)):
-            t.div_(scale)
+        self.thresholds.div_(torch.tensor(self.scales(weights), dtype=torch.float64, device=self.thresholds.device))
+
+    def soft(self) -> tuple[Tensor, float] | None:
+        return None if self.rescale else super().soft()
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         t = self.layers("thresholds")[layer]

@@ -27,8 +27,9 @@ class STR(Method):
     momentum: float = 0.9  # of s
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
-        kinds = [v.new_zeros((), dtype=weights.state_dtype) for v in weights.values]
-        self.state = {"s": [k + self.initial for k in kinds], "momenta": kinds}
+        self.s = weights.values[0].new_full((len(weights.names),), self.initial, dtype=weights.state_dtype)
+        self.momenta = torch.zeros_like(self.s)
+        self.state = {"s": list(self.s), "momenta": list(self.momenta)}
         self.cut(weights, weights.target)
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
@@ -36,22 +37,23 @@ class STR(Method):
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         grads, groups = weights.grads, weights.optimizer.param_groups
-        toward = [w.new_zeros((), dtype=weights.state_dtype) for w in weights.values]
+        toward = [self.s.new_zeros(())] * len(self.s)
         for i, grad in grads.items():
-            toward[i] -= (grad * weights.values[i].sign() * weights.masks[i]).sum()
-        toward = list(weights.total(torch.stack(toward)))
-        for layer, (s, momentum) in enumerate(zip(self.layers("s"), self.layers("momenta"))):
-            decay = groups[weights.groups[layer]].get("weight_decay", 0.0) if self.decay is None else self.decay
-            share = s.sigmoid()
-            moved = self.momentum * momentum + toward[layer] * share * (1 - share) + decay * s
-            momentum.copy_(moved if weights.skipped is None else torch.where(weights.skipped, momentum, moved))
-            s.sub_(lr[layer] * momentum)
+            toward[i] = -(grad * weights.values[i].sign() * weights.masks[i]).sum(dtype=weights.state_dtype)
+        decays = [groups[group].get("weight_decay", 0.0) if self.decay is None else self.decay for group in weights.groups]
+        share, decay = self.s.sigmoid(), decays[0] if len(set(decays)) == 1 else self.s.new_tensor(decays)
+        moved = self.momentum * self.momenta + weights.total(torch.stack(toward)) * share * (1 - share) + decay * self.s
+        self.momenta.copy_(moved if weights.skipped is None else torch.where(weights.skipped, self.momenta, moved))
+        self.s.sub_(torch.stack(lr) * self.momenta)
         super().after_backward(weights, clock, lr)
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         self.cut(weights, weights.target)
 
+    def soft(self) -> tuple[Tensor, float] | None:
+        return self.s.sigmoid(), 1.0
+
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
-        magnitudes, thresholds = [v.abs() for v in weights.values], [s.sigmoid() for s in self.layers("s")]
-        if not weights.keep_above(magnitudes, torch.stack(thresholds), torch.zeros(len(thresholds), dtype=torch.bool)):
+        magnitudes, thresholds = [v.abs() for v in weights.values], self.s.sigmoid()
+        if not weights.keep_above(magnitudes, thresholds, torch.zeros_like(thresholds, dtype=torch.bool)):
             weights.replace_masks(v > t for v, t in zip(magnitudes, thresholds))

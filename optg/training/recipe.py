@@ -43,7 +43,7 @@ class Recipe:
     accumulate: int = 1  # parts that a batch is split into, one after the other
     precision: Literal["float32", "bfloat16"] = "float32"
     channels_last: bool = False
-    compile: bool = False  # the model, with torch.compile
+    compile: bool = False  # the model with torch.compile, on a GPU
     graph: bool = True  # replay whole steps from a CUDA graph, where there is one GPU
 
 

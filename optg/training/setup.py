@@ -44,7 +44,7 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
         model, optimizer, build_method(plan), sparsity=recipe.sparsity, epochs=recipe.epochs,
         steps_per_epoch=data.steps_per_epoch, loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
-    forward: Any = torch.compile(model) if recipe.compile else model
+    forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model
     return Setup(recipe, data, model, optimizer, sparsifier, Step(forward, optimizer, sparsifier, criterion, recipe, parallel))
 
 

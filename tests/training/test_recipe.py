@@ -9,7 +9,7 @@ from optg.training.recipe import Plan, Recipe, RecipeError, build_method
 
 def test_the_papers_settings_and_the_authors_codes():
     paper, authors = recipe.load("vgg19-cifar10").recipe, recipe.load("vgg19-cifar10:authors").recipe
-    assert (paper.epochs, paper.lr, paper.weight_decay, paper.batch_size, paper.warmup) == (160, 0.1, 1e-3, 128, 0.0)
+    assert (paper.epochs, paper.lr, paper.weight_decay, paper.batch_size, paper.warmup) == (160, 0.1, 1e-3, 256, 0.0)
     assert (authors.epochs, authors.lr, authors.weight_decay, authors.batch_size, authors.warmup) == (160, 0.1, 5e-4, 256, 5.0)
     assert build_method(recipe.load("vgg19-cifar10:authors")).alpha == 1.0
     assert build_method(recipe.load("vgg19-cifar10")).alpha is None
