@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,6 +71,8 @@ def reproduce(options: Reproduce) -> int:
         status = run(options, experiment.runs, console)
     known = record.known(options.output, record.beside(options.record))
     console.print(table(experiment, known))
+    for note in experiment.notes:
+        console.print(f"- {note}", highlight=False, markup=False)
     if experiment.name == "accuracy-sparsity":
         from optg.experiments.drawing import draw_accuracy
 
@@ -116,20 +119,26 @@ def choice(options: Reproduce) -> "Choice":
 
 def overview(options: Reproduce) -> Table:
     """All experiments: where they run, how many runs, and what these cost."""
-    from optg.experiments import declaration, record
+    from optg.experiments import record
     from optg.experiments.cost import Cost
 
     cost = Cost(record.known(options.output, sorted(Path("results").glob("*.jsonl"))).values())
     made = Table(title="optg reproduce NAME", title_justify="left")
     for column in ("name", "what", "on", "runs", "epochs", "GPU hours"):
-        made.add_column(column, justify="left" if column in ("name", "what", "on") else "right")
-    for name in declaration.names():
-        places = declaration.contents()[name].get("on", {})
-        for place in places or [""]:
-            experiment = declaration.load(name, declaration.Choice(on=(place,) if place else ()))
-            epochs = sum(run.plan.recipe.epochs for run in experiment.runs)
-            first = place in (next(iter(places), ""), "")
-            figures = (f"{len(experiment.runs)}", f"{epochs:,}", cost.text(experiment.runs)) if places else ("0", "0", "0")
-            made.add_row(name if first else "", experiment.title if first else "", place, *figures)
+        made.add_column(column, justify="left" if column in ("name", "what", "on") else "right", overflow="fold")
+    for name, title, place, runs in everything():
+        epochs = sum(run.plan.recipe.epochs for run in runs)
+        made.add_row(name, title, place, f"{len(runs)}", f"{epochs:,}", cost.text(runs))
     made.caption = "Hours as measured per epoch on what results/*.jsonl name; unknown where nothing like it was measured."
     return made
+
+
+def everything() -> Iterator[tuple[str, str, str, list[Any]]]:
+    """Name and title, once each, and the runs at every place."""
+    from optg.experiments import declaration
+
+    for name in declaration.names():
+        places = declaration.contents()[name].get("on", {})
+        for i, place in enumerate(places or [""]):
+            experiment = declaration.load(name, declaration.Choice(on=(place,) if place else ()))
+            yield (name, experiment.title, place, experiment.runs) if i == 0 else ("", "", place, experiment.runs)

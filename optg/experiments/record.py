@@ -26,10 +26,15 @@ def read(path: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise ValueError(f"{path}, line {number}, is not JSON; expected the summary.json of a run") from None
         if row is not None:
-            if missing := [key for key in ("settings", "method", "options", "accuracy") if key not in row]:
-                raise ValueError(f"{path}, line {number}, has no {missing[0]!r}; expected the summary.json of a run")
-            rows.append(row)
+            rows.append(checked(row, f"{path}, line {number},"))
     return rows
+
+
+def checked(row: Any, where: str) -> dict[str, Any]:
+    wanted = ("settings", "method", "options", "accuracy", "sparsity", "flops", "seconds")
+    if missing := [key for key in wanted if not isinstance(row, dict) or key not in row]:
+        raise ValueError(f"{where} has no {missing[0]!r}; expected the summary.json of a run")
+    return row
 
 
 def append(path: Path, summary: dict[str, Any]) -> bool:
@@ -57,6 +62,6 @@ def known(output: Path, records: Iterable[Path] = ()) -> Summaries:
     """Every run that has ended, in the folder of runs or in a record."""
     found = {key_of(row): row for record in records for row in read(record)}
     for path in sorted(output.glob("*/summary.json")):
-        summary = json.loads(path.read_text())
+        summary = checked(json.loads(path.read_text()), str(path))
         found[key_of(summary)] = summary
     return found

@@ -58,7 +58,7 @@ def section(name: str, place: str, known: record.Summaries, left: record.Summari
         markdown([COLUMNS[i] for i in keep], [[row[i] for i in keep] for row in rows]),
         provenance(experiment, found),
         *(f"- {note}" for note in experiment.notes),
-        commands([summary for line in found for summary in line.summaries]),
+        commands([f"optg {' '.join(run.arguments)}" for line in found for run in behind(line)]),
     ]
     return "\n".join(parts)
 
@@ -80,14 +80,20 @@ def others(summaries: list[dict[str, Any]]) -> str:
         figures = [f"{100 * s['accuracy']:.2f}", f"{100 * s['sparsity']:.2f} %", f"{s['flops'] / 1e6:,.1f}"]
         rows.append([what, s["method"], *figures, str(settings["seed"]), f"{s['seconds']:,.0f}", s["hardware"]])
     head = ["what", "method", "ours", "sparsity", "MFLOPs", "seed", "seconds", "hardware"]
-    return "\n".join(["## Other runs\n", markdown(head, rows), commands(summaries)])
+    return "\n".join(["## Other runs\n", markdown(head, rows), commands([s["command"] for s in summaries])])
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]) + "\n"
 
 
-def commands(summaries: list[dict[str, Any]]) -> str:
+def behind(line: Line) -> list[declaration.Run]:
+    """The runs that a line's figure is of."""
+    keys = {declaration.key_of(summary) for summary in line.summaries}
+    return [run for run in line.cell.runs if run.key in keys]
+
+
+def commands(lines: list[str]) -> str:
     """Each once, folded away."""
-    unique = list(dict.fromkeys(s["command"] for s in summaries))
+    unique = list(dict.fromkeys(lines))
     return "\n".join(["", "<details><summary>Commands</summary>", "", "```", *unique, "```", "", "</details>", ""])

@@ -92,7 +92,7 @@ def used(rows: list[list[str]]) -> list[int]:
 
 def table(experiment: Experiment, known: Summaries) -> Table:
     rows = [texts(line) for line in lines(experiment, known)]
-    made = Table(title=experiment.title, title_justify="left", caption="\n".join(experiment.notes), caption_justify="left")
+    made = Table(title=experiment.title, title_justify="left")
     keep = used(rows)
     for i in keep:
         made.add_column(COLUMNS[i], justify="left" if i < 3 else "right", overflow="fold")

@@ -74,3 +74,13 @@ def test_cost_is_that_of_what_is_most_alike():
     assert cost.of(rigl) == 120  # the mean, for another method of the same model
     assert cost.of(load("resnet50").runs[0]) is None and cost.text([optg, load("resnet50").runs[0]]) == "unknown"
     assert cost.text([optg, rigl]) == f"{200 / 3600:.1f}"
+
+
+def test_figures_are_drawn_of_what_there_is(tmp_path):
+    from optg.experiments.drawing import draw_accuracy, draw_schedules
+
+    experiment = load("accuracy-sparsity", Choice(only=("optg", "gmp")))
+    assert draw_accuracy(experiment, {}, tmp_path) is None
+    found = known(*(summary(run, accuracy=0.9 - i / 100) for i, run in enumerate(experiment.runs)))
+    for path in (draw_accuracy(experiment, found, tmp_path), draw_schedules(load("schedules").curves, tmp_path)):
+        assert path.stat().st_size > 10_000

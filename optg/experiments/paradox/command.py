@@ -85,7 +85,7 @@ def paradox(options: Paradox) -> None:
     head = {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(options).items() if key != "output"}
     lines = [json.dumps({**dataclasses.asdict(row), "options": head}) for row in rows]
     (folder / "paradox.jsonl").write_text("\n".join(lines) + "\n")
-    draw(rows, options.what, options.steps, folder / "paradox.png")
+    draw(rows, Path(options.what).name, options.steps, folder / "paradox.png")
     console.print(f"{folder / 'paradox.jsonl'}, {folder / 'paradox.png'}", highlight=False, soft_wrap=True)
 
 
