@@ -26,7 +26,8 @@ class Report:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
         self.bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not self.live)
         self.task: TaskID | None = None
-        self.name, self.last, self.accuracy = name, 0.0, float("nan")
+        self.name, self.last = name, 0.0
+        self.accuracy: float | None = None
 
     def __enter__(self) -> "Report":
         self.bar.start()
@@ -49,7 +50,8 @@ class Report:
             self.task = self.bar.add_task(self.name, total=clock.total, text="")
         loss = float(torch.stack(losses[-20:]).mean())
         speed = (self.bar.tasks[self.task].speed or 0.0) * batch
-        text = f"epoch {clock.epoch}/{clock.epochs}  loss {loss:.3f}  accuracy {self.accuracy:.2%}  "
+        accuracy = f"accuracy {self.accuracy:.2%}  " if self.accuracy is not None else ""  # none before the first epoch ends
+        text = f"epoch {clock.epoch}/{clock.epochs}  loss {loss:.3f}  {accuracy}"
         text += f"sparsity {sparsifier.sparsity:.2%}  {speed:,.0f} images/s"
         self.bar.update(self.task, completed=clock.step, text=text)
 
