@@ -118,7 +118,11 @@ def report(fast: "optg.deploy.compile.Compiled", x: torch.Tensor, runs: int) -> 
             work = op.nonzero * shape[1] * shape[2] * groups * program.images / 1e6
             alone *= groups * (program.images if i < border else 1)
             macs += work
-            tile = "×".join(map(str, program.tilings[op.output][:3])) + ("o" if program.tilings[op.output].outside else "")
+            tile = (
+                "×".join(map(str, program.tilings[op.output][:3]))
+                + "f" * program.tilings[op.output].trimmed
+                + "o" * program.tilings[op.output].outside
+            )
             print(
                 f"{op.name:34} {'×'.join(map(str, shape)):>14} {op.nonzero / op.weight.size:8.2%} {tile:>10} {work:8.2f}"
                 f" {ms:8.3f} {alone:8.3f} {work / ms:7.1f} {work / ms / FLOOR:8.0%}"

@@ -9,6 +9,7 @@ import io
 import threading
 import warnings
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from optg.deploy.engine import structs
 from optg.deploy.engine.build import Library, NoCompiler, library
 from optg.deploy.engine.lower import Lowered, lower
 from optg.deploy.engine.net import Conv, Op
-from optg.deploy.engine.plan import Program, Segment
+from optg.deploy.engine.plan import Program, Segment, cuts
 from optg.deploy.engine.tune import Tuner
 from optg.deploy.graph import Graph, Node, capture, check_inputs, filled, refs_in, resolve, run
 
@@ -163,11 +164,32 @@ class Compiled:
         return structs.pointers([address for _, address in self.arenas])
 
     def program(self, part: Part, images: int) -> Program:
+        """How a group of so many images runs, planned when it is first asked for."""
         assert self.library is not None
         if images not in part.programs:
-            part.programs[images] = Program(part.segment, images, 0, self.library, self.tuner)
+            segment = part.segment
+            choices = cuts(segment, images) if images > 1 else [0]
+            if (known := self.tuner.known_cut(segment, images)) in choices:
+                choices = [known]
+            programs = [Program(segment, images, cut, self.library, self.tuner) for cut in choices]
+            part.programs[images] = programs[0]
+            if len(programs) > 1:
+                part.programs[images] = min(programs, key=self.time)
+                self.tuner.remember_cut(segment, images, part.programs[images].cut)
             self.tuner.save()
         return part.programs[images]
+
+    def time(self, program: Program) -> float:
+        """Seconds for one group, the best of three."""
+        segment = program.segment
+        values = [torch.zeros(program.images, *segment.shapes[name]) for name in (*segment.inputs, *segment.outputs)]
+        addresses = structs.pointers([value.data_ptr() for value in values])
+        taken = []
+        for _ in range(4):
+            start = perf_counter()
+            self.run_groups(program, addresses, len(values), 1)
+            taken.append(perf_counter() - start)
+        return min(taken)
 
     def __del__(self) -> None:
         if getattr(self, "pool", None) and self.library is not None:

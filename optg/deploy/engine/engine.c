@@ -126,6 +126,7 @@ typedef struct { /* a rectangle of positions, and the kernels for it */
   int64_t in, out, add; /* bytes from the views' start */
   int32_t rows, columns;
   int32_t shared, single; /* kernels for a group of channels, and for one left over */
+  int64_t filters;        /* tiles at an edge may have filters of their own: the first of them */
 } tile;
 
 typedef struct { /* output channels that share their taps */
@@ -133,6 +134,10 @@ typedef struct { /* output channels that share their taps */
   int64_t count;
   int64_t channel, width;
 } filter;
+
+typedef struct { /* numbers to copy, at even distances; from a negative offset: the fill */
+  int32_t to, from, count;
+} stretch;
 
 enum { CONVOLUTION, POOL_MAX, POOL_MEAN, MEAN, COPY, POINTWISE_ADD, POINTWISE_MUL, SOFTMAX };
 
@@ -150,12 +155,14 @@ typedef struct {
   const int64_t *cost; /* of the filters before each one, for a fair share-out */
   const float *bias;
   int64_t tile_count, filter_count, stride_row, stride_column, filters_outside;
+  const int64_t *strips; /* the first tile of each strip of rows; a chain of steps goes through them strip by strip */
+  int64_t strip_count, chained; /* how many steps that follow are in the chain */
   /* pooling */
   int64_t window_rows, window_columns, dilation_row, dilation_column;
   const vec *weights; /* of a mean's pixels, for each position; as masks where it is over all of them */
-  /* copying: pairs of offsets in bytes, from -1: the fill */
-  const int32_t *pairs;
-  int64_t pair_count;
+  /* copying */
+  const stretch *stretches;
+  int64_t stretch_count, to_step, from_step; /* steps in bytes */
   /* lanes of one image, in a mean over images */
   int64_t images, lanes;
 } step;
@@ -284,6 +291,12 @@ void engine_kernel(int64_t i, int32_t *shape) { memcpy(shape, &kernels[i].channe
 
 /* ---- the steps */
 
+INLINE int64_t now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 static void finish(const halo *h, char *plane) {
   const vec fill = splat(h->fill);
   for (int64_t e = 0; e < h->count; e++) {
@@ -308,7 +321,8 @@ static int64_t filter_at(const step *s, int64_t cost) { /* the first filter with
   return low;
 }
 
-static void one_tile(const step *s, const tile *t, const filter *f, const char *in, char *out, const char *add) {
+static void one_tile(const step *s, const tile *t, int64_t number, const char *in, char *out, const char *add) {
+  const filter *f = s->filters + t->filters + number;
   out += f->channel * s->out.channel + t->out;
   const job j = {
       .in = in + t->in,
@@ -336,22 +350,42 @@ static void one_tile(const step *s, const tile *t, const filter *f, const char *
       }
 }
 
-static void convolution(const context *c, const step *s) {
+static void some_tiles(const context *c, const step *s, int64_t from, int64_t to, int64_t first, int64_t last) {
   const char *in = at(c, &s->in), *add = at(c, &s->add);
   char *out = at(c, &s->out);
+  if (s->filters_outside) {
+    for (int64_t f = first; f < last; f++)
+      for (int64_t t = from; t < to; t++) one_tile(s, s->tiles + t, f, in, out, add);
+  } else {
+    for (int64_t t = from; t < to; t++)
+      for (int64_t f = first; f < last; f++) one_tile(s, s->tiles + t, f, in, out, add);
+  }
+}
+
+static void finish_filters(const context *c, const step *s, int64_t first, int64_t last) {
+  if (!s->finish.count) return;
+  char *out = at(c, &s->out);
+  for (int64_t f = first; f < last; f++)
+    for (int64_t g = 0; g < s->filters[f].width; g++) finish(&s->finish, out + (s->filters[f].channel + g) * s->out.channel);
+}
+
+static void convolution(const context *c, const step *s) {
   const int64_t total = s->cost[s->filter_count];
   const int64_t first = filter_at(s, total * c->part / c->parts);
   const int64_t last = c->part + 1 == c->parts ? s->filter_count : filter_at(s, total * (c->part + 1) / c->parts);
-  if (s->filters_outside) {
-    for (int64_t f = first; f < last; f++)
-      for (int64_t t = 0; t < s->tile_count; t++) one_tile(s, s->tiles + t, s->filters + f, in, out, add);
-  } else {
-    for (int64_t t = 0; t < s->tile_count; t++)
-      for (int64_t f = first; f < last; f++) one_tile(s, s->tiles + t, s->filters + f, in, out, add);
-  }
-  if (s->finish.count)
-    for (int64_t f = first; f < last; f++)
-      for (int64_t g = 0; g < s->filters[f].width; g++) finish(&s->finish, out + (s->filters[f].channel + g) * s->out.channel);
+  some_tiles(c, s, 0, s->tile_count, first, last);
+  finish_filters(c, s, first, last);
+}
+
+/* Convolutions of one pixel, each the next one's input: strip by strip, so that a strip is still in the cache when it is read. */
+static void chain(const context *c, const step *first, int64_t *times) {
+  for (int64_t i = 0; i < first->strip_count; i++)
+    for (const step *s = first; s <= first + first->chained; s++) {
+      const int64_t start = times ? now() : 0;
+      some_tiles(c, s, s->strips[i], s->strips[i + 1], 0, s->filter_count);
+      if (times) times[s - first] += now() - start;
+    }
+  for (const step *s = first; s <= first + first->chained; s++) finish_filters(c, s, 0, s->filter_count);
 }
 
 INLINE void pool(const context *c, const step *s, const int maximum) {
@@ -400,7 +434,7 @@ static void mean(const context *c, const step *s) {
   }
 }
 
-/* From any layout to any other, number by number. */
+/* From any layout to any other, number by number, in stretches of a row. */
 static void copy(const context *c, const step *s) {
   const char *in = at(c, &s->in);
   char *out = at(c, &s->out);
@@ -409,9 +443,13 @@ static void copy(const context *c, const step *s) {
   for (int64_t o = first; o < last; o++) {
     const char *from = in + o * s->in.channel;
     char *to = out + o * s->out.channel;
-    for (int64_t p = 0; p < s->pair_count; p++) {
-      const int32_t source = s->pairs[2 * p + 1];
-      *(float *)(to + s->pairs[2 * p]) = source < 0 ? s->finish.fill : *(const float *)(from + source);
+    for (int64_t i = 0; i < s->stretch_count; i++) {
+      const stretch *t = s->stretches + i;
+      if (t->from < 0)
+        for (int64_t k = 0; k < t->count; k++) *(float *)(to + t->to + k * s->to_step) = s->finish.fill;
+      else
+        for (int64_t k = 0; k < t->count; k++)
+          *(float *)(to + t->to + k * s->to_step) = *(const float *)(from + t->from + k * s->from_step);
     }
     finish(&s->finish, to);
   }
@@ -525,18 +563,18 @@ static void wait_for_all(pool_of_threads *p) {
   for (int64_t i = 0; atomic_load(&p->meet.round) == round; i++) pause_a_little(i);
 }
 
-INLINE int64_t now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static void run_group(const run *r, context *c, pool_of_threads *p, int64_t *times) {
   for (int64_t s = 0; s < r->section_count; s++) {
     for (c->pass = 0; c->pass < r->sections[s].passes; c->pass++)
       for (int64_t i = 0; i < r->sections[s].count; i++) {
+        const step *one = r->sections[s].steps + i;
+        if (one->chained && c->parts == 1) {
+          chain(c, one, times ? times + i : NULL);
+          i += one->chained;
+          continue;
+        }
         const int64_t start = times ? now() : 0;
-        run_step(c, r->sections[s].steps + i);
+        run_step(c, one);
         if (c->parts > 1) wait_for_all(p);
         if (times) times[i] += now() - start;
       }

@@ -20,6 +20,8 @@ from optg.deploy.engine.structs import ARENA, HANDED_IN, Section, Step, View
 from optg.deploy.engine.tune import Tiling, Tuner
 
 PAGE = 4096
+SIDE_BY_SIDE = 8 << 20  # bytes of a value
+CHAINED, STRIP = 2 << 20, 384 << 10  # bytes of a value that is made in strips, and of a strip
 
 
 @dataclass
@@ -64,6 +66,22 @@ class Use:
     stride: Pair = (1, 1)
 
 
+def cuts(segment: Segment, images: int) -> list[int]:
+    """Where a group of images may go from one by one to side by side: where the image's size changes, or not at all.
+
+    Side by side, the largest value should still find room in the last cache.
+    """
+    sizes = [segment.shapes[op.output] for op in segment.ops]
+    found = [len(sizes)]
+    for i in range(len(sizes) - 1, -1, -1):
+        used = [segment.shapes[name] for name in segment.ops[i].inputs]
+        if max(4 * images * c * h * w for c, h, w in [sizes[i], *used]) > SIDE_BY_SIDE:
+            break
+        if i == 0 or sizes[i][1:] != sizes[i - 1][1:]:
+            found.append(i)
+    return found
+
+
 class Program:
     """The steps for one group of images; `run` repeats them for all groups of a batch."""
 
@@ -85,6 +103,7 @@ class Program:
                 self.unpack(name, self.at_once(i))
         if self.cut == len(segment.ops):
             self.border = len(self.steps)
+        self.strips = self.chains()
         self.size = self.allocate(uses)
         self.resolve()
         self.tune()
@@ -222,20 +241,25 @@ class Program:
         if place.value in self.segment.inputs:
             step = self.add_step(structs.COPY, [place], None, "pack")
             step.in_ = self.external(place.value, place.images)
-            start = self.pixel_bytes(place.value, layout, place.every)
+            start, distance = self.pixel_bytes(place.value, layout, place.every), 4
         else:
             assert source is not None and source is not place
             step = self.add_step(structs.COPY, [place, source], None, "copy")
-            start = self.moved(source.layout, layout, place.every)
-        self.copy(step, place, to, start)
+            start, distance = self.moved(source.layout, layout, place.every), source.layout.vector
+        self.copy(step, layout, to, start, (layout.vector, distance * place.every))
 
-    def copy(self, step: Step, place: Place, to: np.ndarray, source: np.ndarray) -> None:
-        pairs = np.stack([to.ravel(), source.ravel()], axis=1)
-        if place.layout.fill is None:  # padding is read by nobody
-            pairs = pairs[pairs[:, 1] >= 0]
-        step.channels = place.layout.channels
-        step.keep("pairs", np.ascontiguousarray(pairs, np.int32))
-        step.pair_count = len(pairs)
+    def copy(self, step: Step, layout: Layout, to: np.ndarray, source: np.ndarray, steps: Pair) -> None:
+        """Fill in a copy: where every number of a plane goes and comes from; `steps` in bytes between neighbours in a row."""
+        to, source = (np.broadcast_to(a, source.shape).swapaxes(1, 2).ravel() for a in (to, source))
+        if layout.fill is None:  # padding is read by nobody
+            to, source = to[source >= 0], source[source >= 0]
+        hole = source < 0
+        even = (np.diff(to) == steps[0]) & ((np.diff(source) == steps[1]) | (hole[1:] & hole[:-1])) & (hole[1:] == hole[:-1])
+        starts = np.flatnonzero(np.concatenate([[True], ~even])) if len(to) else np.zeros(0, np.int64)
+        counts = np.diff(np.append(starts, len(to)))
+        step.channels = layout.channels
+        step.keep("stretches", np.ascontiguousarray(np.stack([to[starts], source[starts], counts], axis=1), np.int32))
+        step.stretch_count, (step.to_step, step.from_step) = len(starts), steps
 
     @staticmethod
     def moved(source: Layout, target: Layout, every: int) -> np.ndarray:
@@ -260,12 +284,13 @@ class Program:
             for place in places:
                 step = self.add_step(structs.COPY, [place, source], None, "side by side")
                 place.born = 0
-                first = place.layout.offsets()[:, :, 0]
+                first = place.layout.offsets()[:, :, :1]
                 alone = Layout(
                     place.layout.channels, place.layout.height, place.layout.width, Grid(1, 1, 1),
                     place.layout.rows, place.layout.columns, 1,
                 )  # fmt: skip
-                self.copy(step, place, first, self.moved(source.layout, alone, place.every))
+                start, distance = self.moved(source.layout, alone, place.every), source.layout.vector
+                self.copy(step, place.layout, first, start, (place.layout.vector, distance * place.every))
                 step.__dict__["lane"] = True
                 if place.layout.fill is not None:
                     finishes.append(place)
@@ -282,12 +307,10 @@ class Program:
         assert place is not None
         step = self.add_step(structs.COPY, [place], None, "unpack")
         step.out = self.external(name, images)
-        inside = place.layout.pixels >= 0
-        to, start = self.pixel_bytes(name, place.layout, 1)[inside], place.layout.offsets()[inside]
-        order = np.argsort(to)
-        step.channels = place.layout.channels
-        step.keep("pairs", np.ascontiguousarray(np.stack([to[order], start[order]], axis=1), np.int32))
-        step.pair_count = len(order)
+        layout = place.layout.with_halo(place.layout.halo, None)
+        to = self.pixel_bytes(name, layout, 1)
+        start = np.where(to < 0, -1, layout.offsets())
+        self.copy(step, layout, to, start, (4, layout.vector))
 
     def emit(self, op: Op, use: Use, images: int) -> None:
         for place in use.inputs:
@@ -367,6 +390,9 @@ class Program:
                 if alone and same and added.layout.fill is None:
                     output.shares = added
                     added.home.dies = max(added.home.dies, output.dies)
+        for first, step in enumerate(self.steps):
+            for place in {p.home for touched in self.touched[first : first + step.chained + 1] for p in touched}:
+                place.born, place.dies = min(place.born, first), max(place.dies, first + step.chained)
         places = [p for places in self.places.values() for p in places if p.made and p.shares is None]
         places.sort(key=lambda p: p.born)
         placed: list[Place] = []
@@ -420,11 +446,40 @@ class Program:
     def tune(self) -> None:
         memory, arena = structs.arena(self.size)
         ctypes.memset(arena, 0x3C, self.size)  # as floats about 0.01: arithmetic on ordinary numbers
-        for step, places, (op, _) in zip(self.steps, self.touched, self.labels):
+        for i, (step, places, (op, _)) in enumerate(zip(self.steps, self.touched, self.labels)):
             if isinstance(op, Conv):
                 source, output = places[1].layout, places[0].layout
                 added = places[2].layout if len(places) > 2 else None
-                self.tilings[op.output] = self.tuner.choose(step, op, source, output, added, arena)
+                self.tilings[op.output] = self.tuner.choose(step, op, source, output, added, arena, self.strips.get(i))
+
+    def chains(self) -> dict[int, int]:
+        """Convolutions of one pixel that follow each other on large values, and the height of their strips."""
+        strips: dict[int, int] = {}
+        first, heights = 0, 0
+
+        def close(end: int) -> None:
+            if end - first > 1 and heights:
+                self.steps[first].chained = end - first - 1
+                strips.update(dict.fromkeys(range(first, end), heights))
+
+        form = None
+        for i, ((op, _), places) in enumerate(zip(self.labels, self.touched)):
+            layout = places[0].layout
+            stride = self.steps[i].stride_row, self.steps[i].stride_column
+            single = isinstance(op, Conv) and op.window.kernel == stride == (1, 1)
+            now = (layout.grid, *layout.visible) if single else None
+            if self.cut and i == self.border:
+                form = None
+            if now is None or now != form:
+                close(i)
+                first, heights, form = i, 0, now
+            if now is not None:
+                for place in places:
+                    row = place.layout.channels * layout.visible[1] * layout.vector
+                    if row * layout.visible[0] > CHAINED and row <= STRIP:
+                        heights = min(heights or layout.visible[0], STRIP // row)
+        close(len(self.steps))
+        return strips
 
     def freeze(self) -> Any:
         """The steps as C wants them: arrays of structs, in sections."""

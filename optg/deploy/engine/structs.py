@@ -21,7 +21,8 @@ class HaloTable(Structure):
 
 
 TILE = np.dtype(
-    [("in", "i8"), ("out", "i8"), ("add", "i8"), ("rows", "i4"), ("columns", "i4"), ("shared", "i4"), ("single", "i4")]
+    [("in", "i8"), ("out", "i8"), ("add", "i8")]
+    + [("rows", "i4"), ("columns", "i4"), ("shared", "i4"), ("single", "i4"), ("filters", "i8")]
 )
 FILTER = np.dtype([("taps", "u8"), ("count", "i8"), ("channel", "i8"), ("width", "i8")])
 
@@ -36,9 +37,10 @@ class Step(Structure):
         ("tiles", c_void_p), ("filters", c_void_p), ("cost", c_void_p), ("bias", c_void_p),
         ("tile_count", c_int64), ("filter_count", c_int64),
         ("stride_row", c_int64), ("stride_column", c_int64), ("filters_outside", c_int64),
+        ("strips", c_void_p), ("strip_count", c_int64), ("chained", c_int64),
         ("window_rows", c_int64), ("window_columns", c_int64), ("dilation_row", c_int64), ("dilation_column", c_int64),
         ("weights", c_void_p),
-        ("pairs", c_void_p), ("pair_count", c_int64),
+        ("stretches", c_void_p), ("stretch_count", c_int64), ("to_step", c_int64), ("from_step", c_int64),
         ("images", c_int64), ("lanes", c_int64),
     ]  # fmt: skip
 

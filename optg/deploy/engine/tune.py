@@ -1,11 +1,12 @@
 """Which tile suits a convolution: a short list by a model of the caches, the best of it by timing, remembered on disk."""
 
+import hashlib
 import json
 import math
 import os
 import tempfile
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,31 +21,38 @@ RUNS = 5
 
 
 class Tiling(NamedTuple):
-    """Channels that share taps, rows and columns of a tile, and whether filters are the outer loop."""
+    """Channels that share taps, rows and columns of a tile, whether taps that see only padding are left out, whether filters are the outer loop."""
 
     channels: int
     rows: int
     columns: int
-    outside: bool
+    trimmed: bool = False
+    outside: bool = False
 
 
-def cuts(size: int, most: int) -> list[int]:
-    """Where pieces of nearly equal size, at most `most`, begin and end."""
-    pieces = math.ceil(size / most)
-    return [size * i // pieces for i in range(pieces + 1)]
+def pieces(first: int, last: int, most: int) -> list[tuple[int, int]]:
+    """A range in pieces of nearly equal size, at most `most`."""
+    n = math.ceil((last - first) / most)
+    return list(pairwise(first + (last - first) * i // n for i in range(n + 1)))
 
 
 class Layer:
     """A convolution in its layouts, ready to be tiled."""
 
-    def __init__(self, step: Step, op: Conv, source: Layout, output: Layout, added: Layout | None, library: Library) -> None:
+    def __init__(
+        self, step: Step, op: Conv, source: Layout, output: Layout, added: Layout | None, library: Library, strip: int | None
+    ) -> None:
         self.step, self.op, self.source, self.output, self.added, self.library = step, op, source, output, added, library
         self.weight = op.weight.astype(np.float32)
         self.stride = (step.stride_row, step.stride_column)
         self.rows, self.columns = output.visible
         flat = all(layout is None or layout.flat for layout in (source, output, added))
         self.flat = flat and op.window.kernel == (1, 1) and self.stride == (1, 1) and self.rows > 1
+        self.strip = strip or self.rows  # rows of a strip
+        edges = [*range(0, self.rows, self.strip), self.rows]
+        self.row_strips, self.column_strips = edges, [0, self.columns]
         if self.flat:
+            self.row_strips, self.column_strips = [0, 1], [edge * self.columns for edge in edges]
             self.rows, self.columns = 1, self.rows * self.columns
 
     def kernel(self, channels: int, rows: int, columns: int) -> int:
@@ -53,8 +61,8 @@ class Layer:
         return kernels.get(Kernel(channels, rows, columns, stride), kernels.get(Kernel(channels, rows, columns, 0), -1))
 
     def possible(self, tiling: Tiling) -> bool:
-        heights = {b - a for a, b in pairwise(cuts(self.rows, tiling.rows))}
-        widths = {b - a for a, b in pairwise(cuts(self.columns, tiling.columns))}
+        heights = {b - a for strip in self.row_cuts(tiling) for a, b in strip}
+        widths = {b - a for strip in self.column_cuts(tiling) for a, b in strip}
         per_group = len(self.weight) // self.op.groups
         if tiling.channels > 1 and per_group % tiling.channels and self.op.groups > 1:
             return False
@@ -62,13 +70,22 @@ class Layer:
             return False
         return all(self.kernel(c, h, w) >= 0 for c in {1, tiling.channels} for h in heights for w in widths)
 
+    def row_cuts(self, tiling: Tiling) -> list[list[tuple[int, int]]]:
+        """For each strip of rows, the first and last row of its tiles."""
+        return [pieces(a, b, tiling.rows) for a, b in pairwise(self.row_strips)]
+
+    def column_cuts(self, tiling: Tiling) -> list[list[tuple[int, int]]]:
+        return [pieces(a, b, tiling.columns) for a, b in pairwise(self.column_strips)]
+
     def candidates(self) -> list[Tiling]:
         """All tilings there are kernels for, the most promising first."""
-        heights = {-(-self.rows // n) for n in range(1, self.rows + 1)}
-        widths = {-(-self.columns // n) for n in range(1, self.columns + 1)}
-        widths |= {w for w in range(1, 29) if w <= self.columns}
+        rows, columns = self.row_strips[1], self.column_strips[1]  # of a strip
+        heights = {-(-rows // n) for n in range(1, rows + 1)}
+        widths = {-(-columns // n) for n in range(1, columns + 1)} | {w for w in range(1, 29) if w <= columns}
         channels = {k.channels for k in self.library.kernels}
-        found = {Tiling(c, h, w, False) for c in channels for h in heights for w in widths if c * h * w <= 28}
+        found = {Tiling(c, h, w) for c in channels for h in heights for w in widths if c * h * w <= 28}
+        if self.source.grid.rows == self.source.grid.columns == 1 and any(self.source.halo):
+            found |= {tiling._replace(trimmed=True) for tiling in found if 1 in tiling[1:3]}
         return sorted((t for t in found if self.possible(t)), key=self.estimate)
 
     def union(self, channels: int) -> float:
@@ -90,70 +107,86 @@ class Layer:
         inputs = self.source.channels / self.op.groups if self.op.groups < self.source.channels else 1
         working_set = inputs * min(seen_rows * seen_columns, self.source.rows * self.source.columns) * self.source.vector
         load = 1.0 if working_set < 24e3 else 1.3 if working_set < 100e3 else 1.8 if working_set < 800e3 else 2.5
-        positions = self.rows * self.columns
+        positions = float(self.rows * self.columns)
+        if tiling.trimmed:  # of 3 taps, one sees padding in the first row and one in the last
+            positions *= 1 - 2 / 3 / self.rows if tiling.rows == 1 else 1.0
+            positions *= 1 - 2 / 3 / self.columns if tiling.columns == 1 else 1.0
         work = taps * positions * max(load, tiling.channels) + taps * tall * wide * (1 + tiling.channels)
         return (work + tall * wide * 25) / tiling.channels + 3 * positions
 
     def fill(self, tiling: Tiling) -> None:
         """Write tiles, filters and taps into the step."""
         step, source, output, added = self.step, self.source, self.output, self.added
-        tiles = []
-        for a, b in pairwise(cuts(self.rows, tiling.rows)):
-            for c, d in pairwise(cuts(self.columns, tiling.columns)):
+        tiles: list[tuple[int, ...]] = []
+        sets: dict[bytes, tuple[int, np.ndarray]] = {}
+        strips = []
+        for rows, columns in product(self.row_cuts(tiling), self.column_cuts(tiling)):
+            strips.append(len(tiles))
+            for (a, b), (c, d) in product(rows, columns):
                 start_in = a * self.stride[0] * source.row + c * self.stride[1] * source.vector
                 start_add = a * added.row + c * added.vector if added else 0
-                shape = (b - a, d - c)
-                tiles.append(
-                    (start_in, a * output.row + c * output.vector, start_add, *shape)
-                    + (self.kernel(tiling.channels, *shape), self.kernel(1, *shape))
-                )
+                start_out = a * output.row + c * output.vector
+                kernels = [self.kernel(n, b - a, d - c) for n in (tiling.channels, 1)]
+                seen = self.seen(a, b, c, d) if tiling.trimmed else self.weight.any(axis=(0, 1)) | True
+                number = sets.setdefault(seen.tobytes(), (len(sets), seen))[0]
+                tiles.append((start_in, start_out, start_add, b - a, d - c, *kernels, number))
+        made = [self.filters(tiling.channels, seen) for _, seen in sets.values()]
         step.keep("tiles", np.array(tiles, TILE))
+        step.kept["tiles"]["filters"] *= len(made[0][0])
         step.tile_count = len(tiles)
+        step.keep("strips", np.array([*strips, len(tiles)], np.int64))
+        step.strip_count = len(strips)
         step.filters_outside = int(tiling.outside)
-        bias = self.op.bias.astype(np.float32)
-        step.keep("bias", bias)
-        self.fill_filters(tiling.channels)
+        step.keep("bias", self.op.bias.astype(np.float32))
+        filters = np.concatenate([filters for filters, _ in made])
+        step.keep("filters", filters)
+        step.kept["taps"] = [taps for _, taps in made]
+        step.filter_count = len(made[0][0])
+        work = made[0][0]["width"] * (made[0][0]["count"] + 4)
+        step.keep("cost", np.concatenate([[0], np.cumsum(work)]).astype(np.int64))
 
-    def fill_filters(self, channels: int) -> None:
-        step, op, source = self.step, self.op, self.source
+    def seen(self, top: int, bottom: int, left: int, right: int) -> np.ndarray:
+        """For each tap of the kernel: does it see a pixel anywhere in this tile? On small images many see only padding."""
+        found = []
+        for axis, (first, last) in enumerate(((top, bottom), (left, right))):
+            window, size = self.op.window, (self.source.height, self.source.width)[axis]
+            tap = np.arange(window.kernel[axis])[:, None] * window.dilation[axis] - window.padding[axis]
+            pixel = np.arange(first, last) * self.stride[axis] + tap
+            found.append(((pixel >= 0) & (pixel < size)).any(axis=1))
+        return np.outer(*found)
+
+    def filters(self, channels: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The filters of groups of so many channels, and of those left over one by one; and their taps."""
+        op, source = self.op, self.source
         outputs, inputs, height, width = self.weight.shape
-        whole = outputs // channels
-        split = whole * channels
-        blocks, counts, widths = [], [], []
-        for part, group in ((self.weight[:split], channels), (self.weight[split:], 1)):
+        split = outputs // channels * channels
+        blocks, parts = [], []
+        for first, part, group in ((0, self.weight[:split], channels), (split, self.weight[split:], 1)):
             if not len(part):
                 continue
             part = part.reshape(-1, group, inputs, height, width)
-            o, c, y, x = np.nonzero((part != 0).any(axis=1))
-            first = (
-                o * group // (outputs // op.groups) * inputs
-                if group == channels
-                else (o + split) // (outputs // op.groups) * inputs
-            )
-            offset = (first + c) * source.channel + (y * op.window.dilation[0] - op.window.padding[0]) * source.row
+            o, c, y, x = np.nonzero((part[:, 0] if group == 1 else (part != 0).any(axis=1)) * seen)
+            filters = np.zeros(len(part), FILTER)
+            channel = (first + o * group) // (outputs // op.groups) * inputs + c
+            offset = channel * source.channel + (y * op.window.dilation[0] - op.window.padding[0]) * source.row
             offset = offset + (x * op.window.dilation[1] - op.window.padding[1]) * source.vector
             taps = np.empty((len(o), 1 + group), np.float32)
             taps[:, 0] = offset.astype(np.int32).view(np.float32)
             taps[:, 1:] = part[o, :, c, y, x]
+            filters["count"], filters["width"] = np.bincount(o, minlength=len(part)), group
+            filters["channel"] = first + np.arange(len(part)) * group
             blocks.append(taps.ravel())
-            counts.append(np.bincount(o, minlength=len(part)))
-            widths.append(np.full(len(part), group))
-        taps, count, wide = np.concatenate(blocks), np.concatenate(counts), np.concatenate(widths)
-        filters = np.zeros(len(count), FILTER)
-        size = count * 4 * (1 + wide)
-        step.keep("weights", taps)
+            parts.append(filters)
+        taps, filters = np.concatenate(blocks), np.concatenate(parts)
+        size = filters["count"] * 4 * (1 + filters["width"])
         filters["taps"] = taps.ctypes.data + np.cumsum(size) - size
-        filters["count"], filters["width"] = count, wide
-        filters["channel"] = np.cumsum(wide) - wide
-        step.keep("filters", filters)
-        step.filter_count = len(filters)
-        step.keep("cost", np.concatenate([[0], np.cumsum(count * wide + 4 * wide)]).astype(np.int64))
+        return filters, taps
 
     @property
     def signature(self) -> str:
         op, taps = self.op, round(8 * math.log2(1 + self.op.nonzero))
         source, output = self.source, self.output
-        parts = (self.weight.shape, op.groups, *vars(op.window).values(), self.stride, taps, len(op.inputs))
+        parts = (self.weight.shape, op.groups, *vars(op.window).values(), self.stride, taps, len(op.inputs), self.strip)
         forms = ((x.height, x.width, *x.grid, *x.halo) for x in (source, output))
         return repr((parts, *forms)).replace(" ", "")
 
@@ -171,23 +204,25 @@ class Tuner:
         except (OSError, ValueError):
             pass
 
-    def choose(self, step: Step, op: Conv, source: Layout, output: Layout, added: Layout | None, arena: int) -> Tiling:
-        layer = Layer(step, op, source, output, added, self.library)
+    def choose(
+        self, step: Step, op: Conv, source: Layout, output: Layout, added: Layout | None, arena: int, strip: int | None
+    ) -> Tiling:
+        layer = Layer(step, op, source, output, added, self.library, strip)
         signature = layer.signature
         remembered = self.known.get(signature)
-        if remembered and len(remembered) == 4:
-            tiling = Tiling(*remembered[:3], bool(remembered[3]))
+        if remembered and len(remembered) == len(Tiling._fields):
+            tiling = Tiling(*remembered[:3], *map(bool, remembered[3:]))
             if layer.possible(tiling):
                 layer.fill(tiling)
                 return tiling
         candidates = layer.candidates()
-        tried = candidates[:TRIED]
+        tried = [t for t in candidates if not t.trimmed][:TRIED] + [t for t in candidates if t.trimmed][:TRIED]
         if len(tried) > 1:
             tiling = min(tried, key=lambda t: self.time(layer, t, arena))
             other = tiling._replace(outside=True)
             if step.tile_count > 1 and self.time(layer, other, arena) < self.time(layer, tiling, arena):
                 tiling = other
-            self.known[signature] = [tiling.channels, tiling.rows, tiling.columns, int(tiling.outside)]
+            self.known[signature] = [int(value) for value in tiling]
             self.changed = True
         else:
             tiling = tried[0]
@@ -198,6 +233,14 @@ class Tuner:
         layer.fill(tiling)
         inputs = structs.pointers([])
         return self.library.c.engine_time(structs.address(layer.step), arena, structs.address(inputs), 0, RUNS)
+
+    def known_cut(self, segment: Any, images: int) -> int | None:
+        known = self.known.get(cut_signature(segment, images))
+        return known[0] if known else None
+
+    def remember_cut(self, segment: Any, images: int, cut: int) -> None:
+        self.known[cut_signature(segment, images)] = [cut]
+        self.changed = True
 
     def save(self) -> None:
         if not self.changed:
@@ -210,3 +253,11 @@ class Tuner:
         except OSError:
             pass  # to remember is a convenience
         self.changed = False
+
+
+def cut_signature(segment: Any, images: int) -> str:
+    layers = [
+        (type(op).__name__, segment.shapes[op.output], round(4 * math.log2(1 + op.nonzero)) if isinstance(op, Conv) else 0)
+        for op in segment.ops
+    ]
+    return f"cut {images} {hashlib.sha256(repr(layers).encode()).hexdigest()[:16]}"
