@@ -155,7 +155,7 @@ def test_no_mps_is_one_line(monkeypatch, tmp_path):
         pass
 
 
-SMALL = {"model": "digits", "data": "synthetic:1x8x8:10:256", "device": "cpu", "jobs": 0}
+SMALL = {"model": "digits", "data": "synthetic:1x8x8:10:256", "set": ("batch_size=64",), "device": "cpu", "jobs": 0}
 
 
 def test_the_whole_of_tab_1_in_one_epoch(tmp_path, capsys):
