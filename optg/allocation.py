@@ -5,6 +5,7 @@ that the layers together remove exactly what was asked for.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -27,6 +28,12 @@ BUDGETS: dict[str, Budget] = {f.__name__: f for f in (uniform, erk)}
 
 def layer_zeros(budget: str, shapes: Sequence[torch.Size], sparsity: float) -> list[int]:
     """Zeros of each layer under a named budget: ⌈P·N⌉ together."""
+    return list(remembered(budget, tuple(shapes), sparsity))
+
+
+@lru_cache
+def remembered(budget: str, shapes: tuple[torch.Size, ...], sparsity: float) -> list[int]:
+    """Some methods ask at every step."""
     sizes = [shape.numel() for shape in shapes]
     kept = sum(sizes) - zeros_at(sparsity, sum(sizes))
     return [size - k for size, k in zip(sizes, fill(BUDGETS[budget](shapes), sizes, kept))]

@@ -151,7 +151,7 @@ def thresholds(
         flat = [f if counted else f[:0] for f, counted in zip(flat, shards.counted())]
     count, bits = counter(flat, each)
     nan = torch.zeros(len(flat), dtype=torch.int64, device=device)
-    wanted = ranks = torch.tensor(zeros, device=device)[:, None]
+    wanted = ranks = torch.tensor(zeros).to(device, non_blocking=True)[:, None]
     prefixes = torch.zeros_like(ranks)  # the keys' upper bits, as far as they are known
     first = dtype.itemsize * 8 - bits
     for shift in range(first, -1, -bits):

@@ -112,6 +112,8 @@ class Sparsifier:
 
     @torch.compiler.disable
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if self.method.when == "never":
+            return args, kwargs
         with torch.no_grad():
             self._close()
             args, kwargs = evaluate_closure(args, kwargs)
@@ -123,10 +125,15 @@ class Sparsifier:
 
     @torch.compiler.disable
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self.method.when == "never":
+            if not capturing:
+                self._count()
+            return
         with torch.no_grad():
             if self.method.freezes_dormant:
                 self.weights.show_latent()  # removed weights take no part in the step
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            if capturing:
                 self.weights.settle()  # the rest of a step is the host's: `advance`, after each replay
             else:
                 self._tick()

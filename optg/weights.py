@@ -8,7 +8,7 @@ method keeps it, waits in `latent` and stands in the Parameter only while the op
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -160,6 +160,14 @@ def find_shards(parameters: dict[str, nn.Parameter]) -> Shards | None:
     return Shards(group, tuple(pieces)) if group is not None else None
 
 
+class Soft(NamedTuple):
+    """A power threshold (`optg.methods.feather`): one for each layer, and whether filters make up for it (`st3`)."""
+
+    thresholds: Tensor
+    power: float
+    rescales: bool = False
+
+
 class SparseWeights:
     """Names, parameters, masks and latent values, entry i of each list being about layer i.
 
@@ -178,7 +186,7 @@ class SparseWeights:
         self.masks = [torch.ones_like(v, dtype=torch.bool) for v in self.values]
         self.latent: list[Tensor] | None = None  # of removed weights; under `reshape`, of all
         self.reshape: Callable[[SparseWeights, int, Tensor], Tensor] | None = None  # latent -> effective, beyond the mask
-        self.soft: Callable[[], tuple[Tensor, float] | None] | None = None  # thresholds and power, where that is all it does
+        self.soft: Callable[[], Soft | None] | None = None  # what it depends on, where it is the power threshold
         self.skipped: Tensor | None = None  # set where a GradScaler may skip this step: True, on the device, if it does
         self.counts = torch.zeros(len(self.names), 3, dtype=torch.int64)  # of each layer: zeros, removed, revived
         groups = optimizer.param_groups
@@ -246,8 +254,9 @@ class SparseWeights:
         values = self.values
         if self.latent is not None and self.reshape is not None:
             soft, table = self.soft() if self.soft else None, self.table(values, self.masks, self.latent)
-            if soft is not None and table is not None:
-                self.kernels.soften(table, values[0].dtype, *soft)
+            if soft and table and (not soft.rescales or all(v.stride(0) == v[0].numel() for v in values)):
+                shapes = [v.shape for v in values] if soft.rescales else ()
+                self.kernels.soften(table, values[0].dtype, soft.thresholds, soft.power, shapes)
                 return
             for layer, (value, latent) in enumerate(zip(values, self.latent)):
                 value.copy_(self.reshape(self, layer, latent))
@@ -290,7 +299,7 @@ class SparseWeights:
 
     # ---- new masks
 
-    def cut(self, scores: Sequence[Tensor], sparsity: float, budget: str = "global") -> list[float]:
+    def cut(self, scores: Sequence[Tensor], sparsity: float, budget: str = "global") -> Tensor:
         """Keep the largest scores: over all layers together, or in each layer as many as its budget says.
 
         Returns the threshold of each layer, its largest removed score.
@@ -299,11 +308,11 @@ class SparseWeights:
             cuts = select(scores, zeros_at(sparsity, self.size), self.shards, self.names)
             if not (cuts.exact and self.keep_above(scores, cuts.values.expand(len(scores)), cuts.removed.eq(0))):
                 self.replace_masks(each_mask(scores, cuts.host[0], self.shards))
-            return [cuts.host[0].value] * len(scores)
+            return cuts.values.expand(len(scores))
         cuts = select_each(scores, self.budget(budget, sparsity), self.shards, self.names)
         if not (cuts.exact and self.keep_above(scores, cuts.values, cuts.removed.eq(0))):
             self.replace_masks(each_mask_of(scores, cuts.host, self.shards))
-        return [cut.value for cut in cuts.host]
+        return cuts.values
 
     def keep_above(self, scores: Sequence[Tensor], thresholds: Tensor, tied: Tensor) -> bool:
         """Keep scores above their layer's threshold, and where `tied` those at it, in one pass; False where none can do it."""

@@ -26,47 +26,51 @@ class Table(NamedTuple):
     align: int  # of all addresses and lengths
 
 
+BLOCKS: dict[Any, Tensor] = {}  # by layer sizes and device: one for each model, and small
+
+
 class Tables:
     """Makes tables and keeps them: parameters, masks and latent weights stay where they are, and gradients mostly do."""
 
-    KEPT = 16
+    KEPT = 16  # the last that were used, beside all that graphs use
 
     def __init__(self) -> None:
         self.tables: dict[Any, Table] = {}
-        self.blocks: dict[Any, Tensor] = {}
-        self.spare: dict[Any, Tensor] = {}  # pinned memory, one of each shape: none can be allocated under capture
-        self.captured: list[Tensor] = []  # what graphs read at each replay
+        self.spare: dict[Any, Tensor] = {}  # pinned memory, one of each shape: under capture none can be allocated
+        self.captured: list[Any] = []  # what graphs read at each replay
 
     def __call__(self, *lists: Sequence[Tensor]) -> Table | None:
         """The table of parallel lists of tensors; None where their entries do not lie side by side."""
+        capturing = lists[0][0].is_cuda and torch.cuda.is_current_stream_capturing()
         key = tuple((t.data_ptr(), t.stride()) for tensors in lists for t in tensors)
-        if key not in self.tables:
-            if not all(alike(tensors) for tensors in zip(*lists)):
-                return None
-            if len(self.tables) >= self.KEPT:
-                self.tables.pop(next(iter(self.tables)))
-            self.tables[key] = self.make(lists)
-        return self.tables[key]
-
-    def make(self, lists: Sequence[Sequence[Tensor]]) -> Table:
-        device, sizes = lists[0][0].device, tuple(t.numel() for t in lists[0])
-        if sizes not in self.blocks:
-            self.blocks[sizes] = self.to_device(split(np.array(sizes)), device)
-        addresses = np.array([[t.data_ptr() for t in tensors] for tensors in lists])
-        wide = not (addresses % WIDE).any() and not any(size % WIDE for size in sizes)
-        return Table(self.blocks[sizes], self.to_device(addresses, device), WIDE if wide else 1)
-
-    def to_device(self, found: np.ndarray, device: torch.device) -> Tensor:
-        if device.type != "cuda":
-            return torch.from_numpy(found)
-        capturing = torch.cuda.is_current_stream_capturing()
-        pinned = self.spare.pop(found.shape) if capturing else torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
-        pinned.numpy()[:] = found
+        table = self.tables.pop(key, None) or self.make(lists, capturing)
+        if table is None:
+            return None
+        self.tables[key] = table
+        if len(self.tables) > self.KEPT:
+            self.tables.pop(next(iter(self.tables)))
         if capturing:
-            self.captured.append(pinned)
-        elif found.shape not in self.spare:
-            self.spare[found.shape] = torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
-        return pinned.to(device, non_blocking=True)
+            self.captured.append(table)
+        return table
+
+    def make(self, lists: Sequence[Sequence[Tensor]], capturing: bool) -> Table | None:
+        sizes, shape = tuple(t.numel() for t in lists[0]), (len(lists), len(lists[0]))
+        device = lists[0][0].device
+        if capturing and (shape not in self.spare or (sizes, device) not in BLOCKS):  # not even one step before
+            return None
+        if not all(alike(tensors) for tensors in zip(*lists)):
+            return None
+        if (sizes, device) not in BLOCKS:
+            BLOCKS[sizes, device] = torch.from_numpy(split(np.array(sizes))).to(device)
+        found = np.array([[t.data_ptr() for t in tensors] for tensors in lists])
+        wide = not (found % WIDE).any() and not any(size % WIDE for size in sizes)
+        addresses = torch.from_numpy(found)
+        if capturing:
+            addresses = self.spare.pop(shape).copy_(addresses)
+            self.captured.append(addresses)
+        elif shape not in self.spare and device.type == "cuda":
+            self.spare[shape] = addresses.pin_memory()
+        return Table(BLOCKS[sizes, device], addresses.to(device, non_blocking=True), WIDE if wide else 1)
 
 
 def split(sizes: np.ndarray) -> np.ndarray:
@@ -75,6 +79,17 @@ def split(sizes: np.ndarray) -> np.ndarray:
     layers = np.repeat(np.arange(len(sizes)), programs)
     starts = (np.arange(len(layers)) - np.repeat(programs.cumsum() - programs, programs)) * BLOCK
     return np.stack([layers, starts, np.minimum(BLOCK, sizes[layers] - starts)])
+
+
+def filters(shapes: Sequence[torch.Size], device: torch.device) -> Tensor:
+    """Layer, start and length of each filter: a block of its own for each."""
+    key = (*shapes, device)
+    if key not in BLOCKS:
+        rows = [
+            (layer, i * shape[1:].numel(), shape[1:].numel()) for layer, shape in enumerate(shapes) for i in range(shape[0])
+        ]
+        BLOCKS[key] = torch.tensor(rows, device=device).T.contiguous()
+    return BLOCKS[key]
 
 
 def alike(tensors: Sequence[Tensor]) -> bool:
@@ -178,14 +193,46 @@ def _settle(
         tl.store(values + at, tl.where(tl.load(masks + at, mask=here, other=1) != 0, value, 0.0).to(TYPE), mask=here)
 
 
-def soften(table: Table, dtype: torch.dtype, thresholds: Tensor, power: float) -> None:
-    """values, masks, latent: values <- `optg.methods.feather.power_threshold` of latent ones, 0 where removed."""
-    launch(_soften, table, thresholds, power, TYPE=TYPES[dtype])
+def soften(table: Table, dtype: torch.dtype, thresholds: Tensor, power: float, rescales: Sequence[torch.Size] = ()) -> None:
+    """values, masks, latent: values <- `optg.methods.feather.power_threshold` of latent ones, 0 where removed.
+
+    Given the layers' shapes, `optg.methods.st3` makes up for the cut by filter.
+    """
+    factors = sizes = thresholds  # pointers that are not read
+    if rescales:
+        rows, device = filters(rescales, thresholds.device), thresholds.device
+        factors = torch.empty(rows.shape[1], dtype=torch.float32, device=device)
+        launch(_make_up, Table(rows, table.addresses, 1), factors, TYPE=TYPES[dtype])
+        if ("first", *rescales, device) not in BLOCKS:
+            counts = np.array([shape[0] for shape in rescales])
+            inner = np.array([shape[1:].numel() for shape in rescales])
+            BLOCKS["first", *rescales, device] = torch.from_numpy(np.stack([counts.cumsum() - counts, inner])).to(device)
+        sizes = BLOCKS["first", *rescales, device]
+    launch(_soften, table, thresholds, power, factors, sizes, TYPE=TYPES[dtype], RESCALES=bool(rescales))
+
+
+@triton.jit(do_not_specialize=["programs", "tensors"])
+def _make_up(
+    blocks, addresses, programs, tensors, factors, TYPE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
+    latents = block(addresses, tensors, 2, layer, start, TYPE, ALIGN)
+    whole, kept = tl.zeros([STEP], tl.float32), tl.zeros([STEP], tl.float32)
+    for i in range(0, length, STEP):
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        magnitude = tl.abs(tl.load(latents + at, mask=here, other=0.0).to(tl.float32))
+        whole += magnitude
+        kept += tl.where(tl.load(masks + at, mask=here, other=0) != 0, magnitude, 0.0)
+    share = (tl.sum(kept) / length) / (tl.sum(whole) / length + 1e-12)
+    tl.store(factors + tl.program_id(0), 1.01 / (share + 0.01))
 
 
 @triton.jit(do_not_specialize=["programs", "tensors"])
 def _soften(
-    blocks, addresses, programs, tensors, thresholds, power, TYPE: tl.constexpr,
+    blocks, addresses, programs, tensors, thresholds, power, factors, sizes, TYPE: tl.constexpr, RESCALES: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     layer, start, length = place(blocks, programs, ALIGN)
@@ -200,7 +247,11 @@ def _soften(
         latent = tl.load(latents + at, mask=here, other=1.0).to(tl.float32)
         share = tl.minimum(threshold / tl.where(kept, tl.abs(latent), 1.0), 1.0)
         rest = 1.0 - tl.exp2(tl.log2(share) * power)  # log2(0) is −∞, and its power 0
-        soft = tl.where(threshold > 0, latent * tl.exp2(tl.log2(rest) / power), latent)
+        soft = latent * tl.exp2(tl.log2(rest) / power)
+        if RESCALES:
+            row = tl.load(sizes + layer) + (start + at) // tl.load(sizes + tensors + layer)
+            soft = soft * tl.load(factors + row, mask=here, other=1.0)
+        soft = tl.where(threshold > 0, soft, latent)
         tl.store(values + at, tl.where(kept, soft, 0.0).to(TYPE), mask=here)
 
 

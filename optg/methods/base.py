@@ -26,7 +26,7 @@ from optg.clock import Clock
 from optg.naming import nearest
 from optg.probe import Probe
 from optg.schedules import SCHEDULES
-from optg.weights import SparseWeights
+from optg.weights import Soft, SparseWeights
 
 
 @dataclass
@@ -84,8 +84,8 @@ class Method:
         """What forward sees of a layer's kept weights; the mask comes after."""
         return latent
 
-    def soft(self) -> tuple[Tensor, float] | None:
-        """Thresholds of all layers and the power, where `effective` is the power threshold: a GPU then does it in one pass."""
+    def soft(self) -> Soft | None:
+        """Where `effective` is the power threshold, what it depends on: a GPU then does it for all layers at once."""
         return None
 
     def layers(self, kind: str) -> list[Tensor]:

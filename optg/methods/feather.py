@@ -7,13 +7,12 @@ at t. Every latent weight receives the gradient of the pruned model; removed one
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from optg.clock import Clock
 from optg.methods.base import Gradual
 from optg.probe import Probe
-from optg.weights import SparseWeights
+from optg.weights import Soft, SparseWeights
 
 
 @dataclass
@@ -39,10 +38,10 @@ class Feather(Gradual):
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         thresholds = weights.cut(self.ranked(weights), sparsity, self.budget)
-        self.thresholds.copy_(torch.tensor(thresholds, dtype=torch.float64).clamp(min=0.0))
+        self.thresholds.copy_(thresholds.clamp(min=0.0))
 
-    def soft(self) -> tuple[Tensor, float] | None:
-        return self.thresholds, self.power
+    def soft(self) -> Soft | None:
+        return Soft(self.thresholds, self.power)
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         return power_threshold(latent, self.layers("thresholds")[layer], self.power)

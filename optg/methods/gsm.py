@@ -14,7 +14,7 @@ from torch import Tensor
 from optg.clock import Clock
 from optg.methods.base import Method
 from optg.ranking import keep_top, zeros_at
-from optg.weights import SparseWeights, blank
+from optg.weights import SparseWeights
 
 
 @dataclass
@@ -27,8 +27,7 @@ class GSM(Method):
         grads = weights.grads
         saliency = [(grads[i] * w).abs() if i in grads else torch.zeros_like(w) for i, w in enumerate(weights.values)]
         active = keep_top(saliency, zeros_at(weights.target, weights.size), shards=weights.shards, names=weights.names)
-        for layer, grad in grads.items():
-            blank(active[layer], grad)
+        weights.fade(list(grads.values()), [active[layer] for layer in grads])
 
     def capturable(self, clock: Clock) -> bool:
         return False

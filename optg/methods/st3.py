@@ -9,11 +9,12 @@ out the layers' scales and needs fewer FLOPs.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from optg.clock import Clock
 from optg.methods.feather import Feather, power_threshold
-from optg.weights import SparseWeights
+from optg.probe import Probe
+from optg.weights import Soft, SparseWeights
 
 
 @dataclass
@@ -26,6 +27,10 @@ class ST3(Feather):
     theta: float | None = 1.0
     rescale: bool = True  # by filter
 
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        self.divisors = weights.values[0].new_tensor(self.scales(weights), dtype=weights.state_dtype)
+        super().prepare(weights, clock, probe)
+
     def scales(self, weights: SparseWeights) -> list[float]:
         """What magnitudes are multiplied by before they are ranked."""
         return [1.0 for _ in weights.shapes]
@@ -35,10 +40,10 @@ class ST3(Feather):
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         super().cut(weights, sparsity)
-        self.thresholds.div_(torch.tensor(self.scales(weights), dtype=torch.float64, device=self.thresholds.device))
+        self.thresholds.div_(self.divisors)
 
-    def soft(self) -> tuple[Tensor, float] | None:
-        return None if self.rescale else super().soft()
+    def soft(self) -> Soft | None:
+        return Soft(self.thresholds, self.power, self.rescale)
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         t = self.layers("thresholds")[layer]
@@ -53,5 +58,9 @@ class ST3(Feather):
 
 @dataclass
 class ST3Sigma(ST3):
+    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        self.divisors = weights.values[0].new_tensor(self.scales(weights), dtype=weights.state_dtype)
+        super().prepare(weights, clock, probe)
+
     def scales(self, weights: SparseWeights) -> list[float]:
         return [sum(shape) ** 0.5 for shape in weights.shapes]

@@ -13,7 +13,7 @@ from torch import Tensor
 from optg.clock import Clock
 from optg.methods.base import Method
 from optg.probe import Probe
-from optg.weights import SparseWeights
+from optg.weights import Soft, SparseWeights
 
 
 @dataclass
@@ -37,9 +37,9 @@ class STR(Method):
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         grads, groups = weights.grads, weights.optimizer.param_groups
-        toward = [self.s.new_zeros(())] * len(self.s)
+        toward, values = [self.s.new_zeros(())] * len(self.s), weights.values
         for i, grad in grads.items():
-            toward[i] = -(grad * weights.values[i].sign() * weights.masks[i]).sum(dtype=weights.state_dtype)
+            toward[i] = -(grad * values[i].sign() * weights.masks[i]).sum(dtype=weights.state_dtype)
         decays = [groups[group].get("weight_decay", 0.0) if self.decay is None else self.decay for group in weights.groups]
         share, decay = self.s.sigmoid(), decays[0] if len(set(decays)) == 1 else self.s.new_tensor(decays)
         moved = self.momentum * self.momenta + weights.total(torch.stack(toward)) * share * (1 - share) + decay * self.s
@@ -50,8 +50,8 @@ class STR(Method):
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         self.cut(weights, weights.target)
 
-    def soft(self) -> tuple[Tensor, float] | None:
-        return self.s.sigmoid(), 1.0
+    def soft(self) -> Soft | None:
+        return Soft(self.s.sigmoid(), 1.0)
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         magnitudes, thresholds = [v.abs() for v in weights.values], self.s.sigmoid()
