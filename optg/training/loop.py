@@ -91,6 +91,6 @@ def resume(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, 
             "them, on a disk that they share"
         )
     if parallel.first:  # one process writes
-        folder.forget_after(step)
+        folder.forget_after(step - len(tally.losses))  # the row of an unfinished epoch is to come
     if found:
         report.say(f"going on from {path.name}")

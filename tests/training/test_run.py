@@ -99,6 +99,8 @@ def test_an_interrupted_epoch_has_one_whole_row(undisturbed, tmp_path, monkeypat
         with pytest.raises(SystemExit, match="143"):
             call(monkeypatch, *command)
         assert f"stopped at step {step} of 60" in capsys.readouterr().err
+        with (folder / "metrics.jsonl").open("a") as file:  # as if killed after the row and before the next checkpoint
+            file.write(json.dumps({"step": -(-step // 10) * 10}) + "\n")
     call(monkeypatch, *command)
     rows, expected = ([json.loads(line) for line in open_lines(f / "metrics.jsonl")] for f in (folder, undisturbed))
     for row in rows + expected:
