@@ -403,7 +403,7 @@ def on_sizes(compute: Callable[..., Any]) -> Callable[..., Any]:
         if not all(isinstance(v, (int, float)) for v in values):
             raise TypeError("expected numbers")
         result = compute(*values)
-        if isinstance(result, int) and abs(result) >= 2**63:
+        if isinstance(result, int) and abs(result) >= 2**40:
             raise OverflowError(f"the size {float(result):g} is out of range")
         return result
 
@@ -435,7 +435,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
 # numbers, or takes memory by address.
 PURE = frozenset(
     """
-    _adaptive_avg_pool2d _conv_depthwise2d _safe_softmax _softmax _log_softmax
+    _adaptive_avg_pool2d _safe_softmax _softmax _log_softmax
     _to_copy _unsafe_view
     abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d add addcdiv
     addcmul addmm all amax amin any arange argmax argmin atan atan2 avg_pool1d avg_pool2d avg_pool3d
@@ -479,7 +479,71 @@ def is_pure(op: str) -> bool:
     if len(parts) != 3 or parts[0] != "aten" or parts[1] not in PURE or not WORD.fullmatch(parts[2]):
         return False
     found = getattr(getattr(torch.ops.aten, parts[1]), parts[2], None)
-    return isinstance(found, OpOverload) and not found._schema.is_mutable
+    if not isinstance(found, OpOverload) or found._schema.is_mutable:
+        return False
+    return torch._C._dispatch_has_kernel(found.name())  # else it is one of TorchScript's, for strings and lists
+
+
+def fits(value: Any, kind: str) -> bool:
+    """Is this an argument of that kind, by torch's name of it? Where torch expects a dtype and gets a number, it crashes."""
+    outer, _, inner = kind.removesuffix("]").partition("[")
+    if outer == "Optional":
+        return value is None or fits(value, inner)
+    if outer == "List":
+        return (
+            all(fits(v, inner) for v in value) if isinstance(value, (list, tuple)) else inner != "Tensor" and fits(value, inner)
+        )
+    if isinstance(value, Ref):
+        return kind in ("Tensor", "int", "float", "number")
+    return type(value) in ACCEPTED.get(kind, ())
+
+
+def largest_size(op: str) -> int:
+    """Some kernels do not expect numbers near the end of their range: they crash, or never end."""
+    if "slice" in op:
+        return LARGEST  # that far goes a slice to the end
+    return WINDOW if "pool" in op or "conv" in op else 2**31
+
+
+WINDOW = 2**16
+
+
+def within(value: Any, largest: int) -> bool:
+    """Is no number larger, and no size of a window left open until the graph runs?"""
+    if isinstance(value, Ref):
+        return largest > WINDOW
+    if isinstance(value, (list, tuple)):
+        return all(within(v, largest) for v in value)
+    return not isinstance(value, int) or -largest <= value <= largest
+
+
+ACCEPTED: dict[str, tuple[type, ...]] = {
+    "Tensor": (bool, int, float),  # a number stands for a tensor of it
+    "int": (int,),
+    "float": (int, float),
+    "number": (bool, int, float),
+    "bool": (bool,),
+    "str": (str,),
+    "Device": (torch.device,),
+    "ScalarType": (torch.dtype,),
+    "MemoryFormat": (torch.memory_format,),
+}
+
+
+def check_arguments(node: Node) -> None:
+    """Refuse arguments of other kinds than the operation's."""
+    if node.op in PLAIN:
+        require(not node.kwargs, f"the node {node.name!r} has named arguments")
+        return
+    known = resolve(node.op)._schema.arguments  # type: ignore[attr-defined]
+    require(len(node.args) <= len(known), f"the node {node.name!r} has more arguments than {node.op}")
+    given = {**{a.name: v for a, v in zip(known, node.args)}, **node.kwargs}
+    kinds = {argument.name: str(argument.real_type) for argument in known}
+    for name, value in given.items():
+        known_kind = name in kinds and fits(value, kinds[name])
+        require(known_kind, f"the node {node.name!r} has an argument {name!r} that {node.op} has not")
+        fine = "int" not in kinds[name] or within(value, largest_size(node.op))
+        require(fine, f"the node {node.name!r} has an argument {name!r} that is out of range")
 
 
 # ---- as plain data
@@ -609,6 +673,7 @@ def from_json(data: Any, tensors: dict[str, Tensor]) -> Graph:
         require(type(op) is str and is_pure(op), f"the node {name!r} asks for {op!r}, which no file may use")
         require(type(args) is list and type(kwargs) is dict, f"the arguments of the node {name!r} are not of a known form")
         node = Node(name, op, tuple(decode(args)), {k: decode(v) for k, v in kwargs.items()})
+        check_arguments(node)
         for used in refs_in((node.args, node.kwargs)):
             require(used in known, f"the node {name!r} uses {used!r} before it is there")
         nodes.append(node)

@@ -37,7 +37,7 @@ Values = Literal["float32", "bfloat16"]
 
 # What a file may unfold to. A model of 99.9 % zeros is up to 1,000 times its file; beyond that a claim is not believed.
 LARGEST_RATIO, ALWAYS_FINE = 1024, 2**28
-LARGEST_VALUE = 2**32  # bytes of one intermediate result for one image
+LARGEST_VALUE = 2**30  # bytes of one intermediate result for one image
 
 
 class PackedError(ValueError):
