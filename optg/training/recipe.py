@@ -115,7 +115,7 @@ def converted(what: str, value: Any, kind: Any) -> Any:
             raise RecipeError(f"{what} is {value!r}; expected a list of numbers")
         return tuple(float(v) for v in value)
     expected = tuple(get_args(kind)) or (kind,)
-    if value == "none" and type(None) in expected:
+    if value in ("none", None) and type(None) in expected:
         return None
     for choice in expected:
         if get_origin(choice) is Literal and value in get_args(choice):
