@@ -89,5 +89,12 @@ def start(mode: str, device: str) -> Parallel:
         return Parallel(device=place)
     if "RANK" not in os.environ:
         raise ValueError(f"--parallel {mode} needs torchrun: torchrun --nproc-per-node N -m optg train --parallel {mode} …")
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+        # After a restart torchrun's store still has the addresses of those that died. On one machine all know which try it is.
+        store = next(dist.rendezvous("env://"))[0]
+        store = dist.PrefixStore(f"try {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    else:
+        dist.init_process_group(backend)
     return Parallel(mode, rank, world, place)
