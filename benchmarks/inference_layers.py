@@ -95,9 +95,8 @@ def report(fast: "optg.deploy.compile.Compiled", x: torch.Tensor, runs: int) -> 
         for program, times in fast.times.items():
             rows[program].append(times)
     fast.times = None
-    print(
-        f"{'layer':34} {'output':>14} {'density':>8} {'tile':>10} {'MMAC':>8} {'ms':>8} {'alone':>8} {'GMAC/s':>7} {'of floor':>8}"
-    )
+    names = ("output", "density", "tile", "MMAC", "ms", "alone", "GMAC/s", "of floor")
+    print(f"{'layer':30}" + "".join(f" {name:>{width}}" for name, width in zip(names, (12, 8, 9, 8, 8, 8, 7, 8))))
     total = macs = 0.0
     _, arena = structs.arena(max(program.size for program in programs))
     inputs = structs.pointers([])
@@ -111,25 +110,21 @@ def report(fast: "optg.deploy.compile.Compiled", x: torch.Tensor, runs: int) -> 
             total += ms
             if not isinstance(op, Conv):
                 if ms > 0.01:
-                    print(f"{label or type(op).__name__:34} {'':>14} {'':>8} {'':>10} {'':>8} {ms:8.3f}")
+                    print(f"{label or type(op).__name__:30} {'':>12} {'':>8} {'':>9} {'':>8} {ms:8.3f}")
                 continue
             alone = fast.library.c.engine_time(structs.address(step), arena, structs.address(inputs), 0, 5) / 1e6
             shape = program.segment.shapes[op.output]
             work = op.nonzero * shape[1] * shape[2] * groups * program.images / 1e6
             alone *= groups * (program.images if i < border else 1)
             macs += work
-            tile = (
-                "×".join(map(str, program.tilings[op.output][:3]))
-                + "f" * program.tilings[op.output].trimmed
-                + "o" * program.tilings[op.output].outside
-            )
+            tiling = program.tilings[op.output]
+            tile = "×".join(map(str, tiling[:3])) + "t" * tiling.trimmed + "o" * tiling.outside
             print(
-                f"{op.name:34} {'×'.join(map(str, shape)):>14} {op.nonzero / op.weight.size:8.2%} {tile:>10} {work:8.2f}"
+                f"{op.name:30} {'×'.join(map(str, shape)):>12} {op.nonzero / op.weight.size:8.2%} {tile:>9} {work:8.2f}"
                 f" {ms:8.3f} {alone:8.3f} {work / ms:7.1f} {work / ms / FLOOR:8.0%}"
             )
-    print(
-        f"{'together':34} {'':>14} {'':>8} {'':>10} {macs:8.1f} {total:8.3f} {'':>8} {macs / total:7.1f} {macs / total / FLOOR:8.0%}"
-    )
+    rate = macs / total
+    print(f"{'together':30} {'':>12} {'':>8} {'':>9} {macs:8.1f} {total:8.3f} {'':>8} {rate:7.1f} {rate / FLOOR:8.0%}")
 
 
 if __name__ == "__main__":

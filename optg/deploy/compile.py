@@ -6,6 +6,7 @@ print(fast)                                  # how each layer runs
 """
 
 import io
+import os
 import threading
 import warnings
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Compiled:
         self.parts = segments(self.lowered, self.graph)
         self.last = last_uses(self.parts, self.lowered, self.graph)
         if threads > 1:
-            self.pool = self.library.c.engine_pool(threads)
+            self.pool = self.library.c.engine_pool(threads, cores())
             self.threads = self.library.c.engine_pool_threads(self.pool) if self.pool else 1
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -218,6 +219,10 @@ class Compiled:
         for note in self.notes:
             console.print(f"note: {note}", soft_wrap=True, highlight=False)
         return stream.getvalue().rstrip()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe(op: Op, segment: Segment, tilings: dict[str, Any]) -> list[str]:

@@ -44,7 +44,7 @@ class Library:
         c.engine_pool.restype = ctypes.c_void_p
         for function in (c.engine_lanes, c.engine_accumulators, c.engine_kernel_count, c.engine_pool_threads, c.engine_time):
             function.restype = ctypes.c_int64
-        c.engine_pool.argtypes = [ctypes.c_int64]
+        c.engine_pool.argtypes = [ctypes.c_int64, ctypes.c_int64]
         c.engine_pool_free.argtypes = [ctypes.c_void_p]
         c.engine_pool_threads.argtypes = [ctypes.c_void_p]
         c.engine_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]

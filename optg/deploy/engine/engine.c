@@ -260,7 +260,8 @@ INLINE void convolve(const int G, const int R, const int W, const int S, const j
   TO_20(K, G, R, S) K(G, R, 21, S) K(G, R, 22, S) K(G, R, 23, S) K(G, R, 24, S) K(G, R, 25, S) K(G, R, 26, S) \
   K(G, R, 27, S) K(G, R, 28, S)
 
-#if ACCUMULATORS == 28
+#if defined(KERNELS) /* a shorter list, to test with */
+#elif ACCUMULATORS == 28
 #define KERNELS(K) \
   TO_28(K, 1, 1, 1) TO_14(K, 1, 2, 1) TO_9(K, 1, 3, 1) TO_7(K, 1, 4, 1) TO_5(K, 1, 5, 1) TO_4(K, 1, 6, 1) TO_4(K, 1, 7, 1) \
   TO_28(K, 1, 1, 2) TO_14(K, 1, 2, 2) TO_7(K, 1, 3, 2) TO_7(K, 1, 4, 2) TO_8(K, 1, 1, 0) TO_4(K, 1, 2, 0) \
@@ -526,7 +527,7 @@ typedef struct {
 } barrier;
 
 typedef struct {
-  int64_t threads;
+  int64_t threads, patience; /* how often a thread looks for news before it lets others run */
   pid_t owner; /* a forked child has none of its parent's threads */
   pthread_t *ids;
   pthread_mutex_t lock;
@@ -542,8 +543,8 @@ typedef struct {
   int64_t part;
 } worker;
 
-INLINE void pause_a_little(int64_t i) {
-  if (i < 4096) {
+INLINE void pause_a_little(const pool_of_threads *p, int64_t i) {
+  if (i < p->patience) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
@@ -560,7 +561,7 @@ static void wait_for_all(pool_of_threads *p) {
     atomic_store(&p->meet.round, round + 1);
     return;
   }
-  for (int64_t i = 0; atomic_load(&p->meet.round) == round; i++) pause_a_little(i);
+  for (int64_t i = 0; atomic_load(&p->meet.round) == round; i++) pause_a_little(p, i);
 }
 
 static void run_group(const run *r, context *c, pool_of_threads *p, int64_t *times) {
@@ -600,7 +601,7 @@ static void *serve(void *argument) {
   pool_of_threads *p = w.pool;
   free(argument);
   for (long seen = 0;;) {
-    for (int64_t i = 0; atomic_load(&p->job) == seen && i < 8192; i++) pause_a_little(i);
+    for (int64_t i = 0; atomic_load(&p->job) == seen && i < 2 * p->patience; i++) pause_a_little(p, i);
     if (atomic_load(&p->job) == seen) {
       pthread_mutex_lock(&p->lock);
       while (atomic_load(&p->job) == seen) pthread_cond_wait(&p->wake, &p->lock);
@@ -620,14 +621,15 @@ static void announce(pool_of_threads *p) {
   pthread_mutex_unlock(&p->lock);
 }
 
-/* A pool for so many threads, the caller's included. NULL if the system gives none. */
-void *engine_pool(int64_t threads) {
+/* A pool for so many threads, the caller's included, on so many cores. NULL if the system gives none. */
+void *engine_pool(int64_t threads, int64_t cores) {
   pool_of_threads *p = calloc(1, sizeof *p);
   if (!p || !(p->ids = calloc(threads, sizeof *p->ids))) {
     free(p);
     return NULL;
   }
   p->threads = 1;
+  p->patience = threads <= cores ? 4096 : 1;
   p->owner = getpid();
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->wake, NULL);
@@ -669,7 +671,7 @@ void engine_run(void *pool, const run *r) {
   atomic_store(&p->done, 0);
   announce(p);
   work(r, 0, p->threads, p);
-  for (int64_t i = 0; atomic_load(&p->done) + 1 < p->threads; i++) pause_a_little(i);
+  for (int64_t i = 0; atomic_load(&p->done) + 1 < p->threads; i++) pause_a_little(p, i);
 }
 
 /* Nanoseconds that a step takes, alone and with warm caches: the shortest of some runs. */

@@ -32,6 +32,9 @@ class Halo(NamedTuple):
         return Halo(*map(max, self, other))
 
 
+NO_HALO = Halo()
+
+
 @lru_cache(maxsize=4096)
 def best_grid(height: int, width: int, images: int, lanes: int) -> Grid:
     """The grid of fewest vectors for images of this size; of equals, the one whose blocks have the shortest edges."""
@@ -54,7 +57,7 @@ class Layout:
     rows: int  # of a block
     columns: int
     lanes: int
-    halo: Halo = Halo()
+    halo: Halo = NO_HALO
     fill: float | None = None  # what padding holds; None: nothing reads it
 
     @property
@@ -124,8 +127,8 @@ class Layout:
             blocks = self.grid.rows * self.grid.columns
             exists = lane < self.grid.images * blocks
             top, left = lane % blocks // self.grid.columns * self.rows, lane % self.grid.columns * self.columns
-            inside_y = {i: exists & (0 <= top + i) & (top + i < self.height) for i in range(*self.span(0))}
-            inside_x = {j: exists & (0 <= left + j) & (left + j < self.width) for j in range(*self.span(1))}
+            inside_y = {i: exists & (top + i >= 0) & (top + i < self.height) for i in range(*self.span(0))}
+            inside_x = {j: exists & (left + j >= 0) & (left + j < self.width) for j in range(*self.span(1))}
             whole = {j for j in range(self.columns) if inside_x[j].all()}
             for i, in_rows in inside_y.items():
                 kept = whole if 0 <= i < self.rows and in_rows.all() else set()

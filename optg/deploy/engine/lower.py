@@ -7,6 +7,7 @@ of it. Reshapes that leave the order of numbers as it is are only another name f
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Lowering:
             if isinstance(value, Tensor) and value.dtype == torch.float32 and value.ndim >= 1 and value.shape[0] == self.batch:
                 result.forms[name] = tuple(value.shape[1:])
                 if value.ndim in (2, 4):
-                    result.shapes[name] = (*value.shape[1:], *(1, 1)[: 4 - value.ndim])  # type: ignore[assignment]
+                    result.shapes[name] = (*value.shape[1:], *(1, 1)[: 4 - value.ndim])
         for node in self.graph.nodes:
             packet = node.op.split(".")[1]
             try:
@@ -181,10 +182,6 @@ def linear(self: Lowering, node: Node) -> None:
     self.emit(Conv(node.name, [root], w, np.zeros(len(w)) if b is None else b, Window(shape[1:]), 1, weight.name))
 
 
-def addmm(self: Lowering, node: Node) -> None:
-    raise Unknown
-
-
 def batch_norm(self: Lowering, node: Node) -> None:
     if "no_training" in node.op:
         x, weight, bias, mean, variance, _, eps = node.args
@@ -255,6 +252,10 @@ def clamp(node: Node) -> Activation:
     return Activation(low=-INFINITY if low is None else float(low), high=INFINITY if high is None else float(high))
 
 
+def named(name: str, node: Node) -> Activation:
+    return Activation(name)
+
+
 def leaky_relu(node: Node) -> Activation:
     _, slope = arguments(node, input=None, negative_slope=0.01)
     return Activation("leaky_relu", slope=float(slope))
@@ -264,6 +265,9 @@ def max_pool2d(self: Lowering, node: Node) -> None:
     x, kernel, stride, padding, dilation, _ = arguments(
         node, input=None, kernel_size=None, stride=(), padding=0, dilation=1, ceil_mode=False
     )
+    for other in self.graph.nodes:
+        if "indices" in node.op and Ref(node.name) in other.args and other.args != (Ref(node.name), 0):
+            raise Unknown("its indices are used")
     window = Window(pair(kernel), pair(stride or kernel), pair(padding), pair(dilation))
     self.emit(Pool(node.name, [self.value(x)], "max", window))
 
@@ -348,7 +352,7 @@ RULES: dict[str, Callable[[Lowering, Node], None]] = {
     "clamp": activation(clamp),
     "clamp_min": activation(lambda node: Activation(low=float(node.args[1]))),
     "leaky_relu": activation(leaky_relu),
-    **{name: activation(lambda node, name=name: Activation(name)) for name in ("hardswish", "hardsigmoid", "sigmoid", "silu", "tanh")},
+    **{name: activation(partial(named, name)) for name in ("hardswish", "hardsigmoid", "sigmoid", "silu", "tanh")},
     "max_pool2d": max_pool2d,
     "max_pool2d_with_indices": max_pool2d,
     "avg_pool2d": avg_pool2d,

@@ -14,7 +14,7 @@ import numpy as np
 
 from optg.deploy.engine import structs
 from optg.deploy.engine.build import Library
-from optg.deploy.engine.layout import Grid, Halo, Layout, best_grid
+from optg.deploy.engine.layout import NO_HALO, Grid, Halo, Layout, best_grid
 from optg.deploy.engine.net import ACTIVATIONS, INFINITY, Concat, Conv, Mean, Op, Pair, Pointwise, Pool, Shape, Softmax
 from optg.deploy.engine.structs import ARENA, HANDED_IN, Section, Step, View
 from optg.deploy.engine.tune import Tiling, Tuner
@@ -120,7 +120,7 @@ class Program:
 
     def want(
         self, name: str, images: int, grid: Grid, rows: int, columns: int,
-        halo: Halo = Halo(), fill: float | None = None, every: int = 1,
+        halo: Halo = NO_HALO, fill: float | None = None, every: int = 1,
     ) -> Place:  # fmt: skip
         """A place of this value with that grid, halo and fill: one that is wanted already, or a new one."""
         known = self.places.setdefault((name, images), [])
@@ -181,10 +181,9 @@ class Program:
         output = self.want(op.output, images, grid, rows, columns)
         in_rows, in_columns = rows * stride[0], columns * stride[1]
         every = 1
-        if window.kernel == (1, 1) and window.padding == (0, 0) and stride[0] == stride[1] > 1:
-            own = self.found(name, images)
-            if own != (grid, in_rows, in_columns):  # it has to be copied anyway: copy only what is seen
-                every, stride, in_rows, in_columns = stride[0], (1, 1), rows, columns
+        skips = window.kernel == (1, 1) and window.padding == (0, 0) and stride[0] == stride[1] > 1
+        if skips and self.found(name, images) != (grid, in_rows, in_columns):  # copied anyway: copy only what is seen
+            every, stride, in_rows, in_columns = stride[0], (1, 1), rows, columns
         top, bottom = window.reach(min(rows, shape[1]), in_rows, 0)
         left, right = window.reach(min(columns, shape[2]), in_columns, 1)
         if every > 1:
@@ -319,10 +318,14 @@ class Program:
         if isinstance(op, Concat):
             self.concat(op, use)
             return
-        kind = {
-            Conv: structs.CONVOLUTION, Mean: structs.MEAN, Softmax: structs.SOFTMAX, Pointwise: structs.ADD, Pool: structs.POOL_MAX
-        }[type(op)]  # fmt: skip
-        step = self.add_step(kind, [use.output, *use.inputs], op, "")
+        kinds = {
+            Conv: structs.CONVOLUTION,
+            Pool: structs.POOL_MAX,
+            Mean: structs.MEAN,
+            Softmax: structs.SOFTMAX,
+            Pointwise: structs.ADD,
+        }
+        step = self.add_step(kinds[type(op)], [use.output, *use.inputs], op, "")
         step.channels = output.channels
         step.rows, step.columns = output.visible
         step.stride_row, step.stride_column = use.stride
@@ -444,7 +447,7 @@ class Program:
     # ---- tiles
 
     def tune(self) -> None:
-        memory, arena = structs.arena(self.size)
+        _memory, arena = structs.arena(self.size)
         ctypes.memset(arena, 0x3C, self.size)  # as floats about 0.01: arithmetic on ordinary numbers
         for i, (step, places, (op, _)) in enumerate(zip(self.steps, self.touched, self.labels)):
             if isinstance(op, Conv):

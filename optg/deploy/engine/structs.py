@@ -20,10 +20,8 @@ class HaloTable(Structure):
     _fields_ = [("edges", c_void_p), ("count", c_int64), ("masks", c_void_p), ("fill", c_float)]
 
 
-TILE = np.dtype(
-    [("in", "i8"), ("out", "i8"), ("add", "i8")]
-    + [("rows", "i4"), ("columns", "i4"), ("shared", "i4"), ("single", "i4"), ("filters", "i8")]
-)
+INTEGERS = (("in", "i8"), ("out", "i8"), ("add", "i8"), ("rows", "i4"), ("columns", "i4"), ("shared", "i4"), ("single", "i4"))
+TILE = np.dtype([*INTEGERS, ("filters", "i8")])
 FILTER = np.dtype([("taps", "u8"), ("count", "i8"), ("channel", "i8"), ("width", "i8")])
 
 

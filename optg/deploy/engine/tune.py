@@ -1,5 +1,6 @@
 """Which tile suits a convolution: a short list by a model of the caches, the best of it by timing, remembered on disk."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -21,13 +22,13 @@ RUNS = 5
 
 
 class Tiling(NamedTuple):
-    """Channels that share taps, rows and columns of a tile, whether taps that see only padding are left out, whether filters are the outer loop."""
+    """Channels that share taps, and rows and columns of a tile."""
 
     channels: int
     rows: int
     columns: int
-    trimmed: bool = False
-    outside: bool = False
+    trimmed: bool = False  # are taps that see only padding left out?
+    outside: bool = False  # are filters the outer loop, not tiles?
 
 
 def pieces(first: int, last: int, most: int) -> list[tuple[int, int]]:
@@ -48,6 +49,8 @@ class Layer:
         self.rows, self.columns = output.visible
         flat = all(layout is None or layout.flat for layout in (source, output, added))
         self.flat = flat and op.window.kernel == (1, 1) and self.stride == (1, 1) and self.rows > 1
+        self.made: dict[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] = {}
+        self.unions: dict[int, float] = {}
         self.strip = strip or self.rows  # rows of a strip
         edges = [*range(0, self.rows, self.strip), self.rows]
         self.row_strips, self.column_strips = edges, [0, self.columns]
@@ -98,9 +101,9 @@ class Layer:
 
     def estimate(self, tiling: Tiling) -> float:
         """Cycles per output channel."""
-        if not hasattr(self, "unions"):
-            self.unions: dict[int, float] = {}
-        taps = self.unions.setdefault(tiling.channels, self.union(tiling.channels))
+        if tiling.channels not in self.unions:
+            self.unions[tiling.channels] = self.union(tiling.channels)
+        taps = self.unions[tiling.channels]
         tall, wide = math.ceil(self.rows / tiling.rows), math.ceil(self.columns / tiling.columns)
         seen_rows = (tiling.rows - 1) * self.stride[0] + (self.op.window.kernel[0] - 1) * self.op.window.dilation[0] + 1
         seen_columns = (tiling.columns - 1) * self.stride[1] + (self.op.window.kernel[1] - 1) * self.op.window.dilation[1] + 1
@@ -127,7 +130,7 @@ class Layer:
                 start_add = a * added.row + c * added.vector if added else 0
                 start_out = a * output.row + c * output.vector
                 kernels = [self.kernel(n, b - a, d - c) for n in (tiling.channels, 1)]
-                seen = self.seen(a, b, c, d) if tiling.trimmed else self.weight.any(axis=(0, 1)) | True
+                seen = self.seen(a, b, c, d) if tiling.trimmed else np.ones(self.op.window.kernel, bool)
                 number = sets.setdefault(seen.tobytes(), (len(sets), seen))[0]
                 tiles.append((start_in, start_out, start_add, b - a, d - c, *kernels, number))
         made = [self.filters(tiling.channels, seen) for _, seen in sets.values()]
@@ -157,6 +160,12 @@ class Layer:
 
     def filters(self, channels: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The filters of groups of so many channels, and of those left over one by one; and their taps."""
+        key = channels, seen.tobytes()
+        if key not in self.made:
+            self.made[key] = self.make_filters(channels, seen)
+        return self.made[key]
+
+    def make_filters(self, channels: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         op, source = self.op, self.source
         outputs, inputs, height, width = self.weight.shape
         split = outputs // channels * channels
@@ -199,10 +208,8 @@ class Tuner:
         self.path = cache() / f"tiles-{library.key.removeprefix('engine-')}.json"
         self.known: dict[str, list[int]] = {}
         self.changed = False
-        try:
+        with contextlib.suppress(OSError, ValueError):
             self.known = json.loads(self.path.read_text())
-        except (OSError, ValueError):
-            pass
 
     def choose(
         self, step: Step, op: Conv, source: Layout, output: Layout, added: Layout | None, arena: int, strip: int | None
@@ -211,7 +218,8 @@ class Tuner:
         signature = layer.signature
         remembered = self.known.get(signature)
         if remembered and len(remembered) == len(Tiling._fields):
-            tiling = Tiling(*remembered[:3], *map(bool, remembered[3:]))
+            channels, rows, columns, trimmed, outside = remembered
+            tiling = Tiling(channels, rows, columns, bool(trimmed), bool(outside))
             if layer.possible(tiling):
                 layer.fill(tiling)
                 return tiling

@@ -1,0 +1,166 @@
+"""optg.compile on whole nets, and as its users meet it."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import optg
+from optg.deploy.engine import build
+from tests.deploy.nets import SHAPES, Odd, sparse
+
+
+def exactly(model: nn.Module, x: Tensor) -> Tensor:
+    """The model in float64; it is left in float32."""
+    try:
+        with torch.no_grad():
+            return model.double()(x.double())
+    finally:
+        model.float()
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    return ((got - exact).abs().max() / exact.abs().max()).item()
+
+
+@pytest.mark.parametrize(
+    ("name", "sparsity"),
+    [("digits", 0.9), ("vgg19", 0.98), ("resnet50", 0.95), ("mobilenet_v1", 0.9), ("digits", 0.0)],
+)
+def test_whole_nets(name: str, sparsity: float) -> None:
+    model = sparse(name, sparsity)
+    torch.manual_seed(0)
+    x = torch.randn(17, *SHAPES[name])
+    exact = exactly(model, x)
+    fast = optg.compile(model, x[:1], threads=2)
+    assert not fast.notes
+    for batch in (1, 17):
+        got = fast(x[:batch])
+        assert error(got, exact[:batch]) < 1e-4
+        assert torch.equal(got.argmax(1), exact[:batch].argmax(1))
+
+
+@pytest.mark.parametrize("name", ["resnet20", "vit_ti-cifar"])
+def test_what_the_engine_does_not_know_runs_in_torch(name: str) -> None:
+    """ResNet-20's shortcuts slice and pad; a ViT is attention."""
+    model = sparse(name, 0.9)
+    x = torch.randn(3, *SHAPES[name])
+    fast = optg.compile(model, x)
+    assert fast.notes
+    assert error(fast(x), exactly(model, x)) < 1e-5
+    assert error(fast(x[:1]), exactly(model, x[:1])) < 1e-5
+
+
+def test_many_outputs_and_odd_parts() -> None:
+    torch.manual_seed(0)
+    model, x = Odd().eval(), torch.randn(4, 3, 8, 8)
+    fast = optg.compile(model, x)
+    with torch.no_grad():
+        wanted = model(x.clone())
+    got = fast(x)
+    assert got["more"][1] == 8
+    torch.testing.assert_close(got["logits"], wanted["logits"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got["more"][0], wanted["more"][0], rtol=1e-5, atol=1e-5)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 4, 3, padding="same"), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z = F.relu(self.a(x) + self.b(y))
+        return z, z.flatten(1), x
+
+
+def test_two_inputs_and_an_output_that_is_one() -> None:
+    torch.manual_seed(0)
+    model, x, y = TwoInputs(), torch.randn(3, 2, 6, 5), torch.randn(3, 2, 6, 5)
+    z, flat, same = optg.compile(model, (x, y))(x, y)
+    torch.testing.assert_close(z, model(x, y)[0].detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(flat, z.flatten(1)) and torch.equal(same, x)
+
+
+def test_weights_are_those_of_the_moment_of_compiling() -> None:
+    model, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
+    fast = optg.compile(model, x)
+    before = fast(x)
+    nn.init.zeros_(model.weight)
+    assert torch.equal(fast(x), before) and model.training
+    assert optg.compile(model, x)(x).std(dim=(2, 3)).max() == 0
+
+
+def test_batches_of_any_size_and_memory_of_any_order() -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3)
+    x = torch.randn(7, 3, 9, 9)
+    fast = optg.compile(model, x[:2])
+    assert fast(x[:0]).shape == (0, 4, 7, 7)
+    exact = exactly(model, x)
+    assert error(fast(x), exact) < 1e-5
+    assert error(fast(x.to(memory_format=torch.channels_last)), exact) < 1e-5
+    assert error(fast(x.flip(3).flip(3)[::2]), exact[::2]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(1, 3, 8, 8), "the input input is 1×3×8×8; expected any×2×5×5"),
+        (torch.zeros(1, 2, 5, 5, dtype=torch.float64), "is torch.float64 on cpu; the engine takes torch.float32 on cpu"),
+    ],
+)
+def test_wrong_inputs(x: Tensor, message: str) -> None:
+    fast = optg.compile(nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5))
+    with pytest.raises(ValueError, match=message):
+        fast(x)
+
+
+def test_wrong_arguments() -> None:
+    model, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
+    with pytest.raises(ValueError, match="threads is 0; expected at least 1"):
+        optg.compile(model, x, threads=0)
+    with pytest.raises(ValueError, match="unknown instruction set 'sse9'; expected one of native"):
+        optg.compile(model, x, isa="sse9")
+    with pytest.raises(ValueError, match=r"is of torch.float64; the engine takes torch.float32"):
+        optg.compile(model.double(), x.double())
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    build._library.cache_clear()
+    try:
+        model, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            fast = optg.compile(model, x)
+            assert torch.equal(fast(x), model(x))
+            assert torch.equal(fast(x), model(x))
+        assert [str(w.message).startswith("optg.compile falls back to torch") for w in seen] == [True]
+        assert "everything runs in torch" in repr(fast)
+    finally:
+        build._library.cache_clear()
+
+
+def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'no such thing' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    build._library.cache_clear()
+    try:
+        with pytest.raises(build.NoCompiler, match="does not compile the engine: no such thing"):
+            build.library()
+    finally:
+        build._library.cache_clear()
+
+
+def test_the_table_says_how_each_layer_runs() -> None:
+    model = sparse("digits", 0.9)
+    x = torch.randn(1, *SHAPES["digits"])
+    fast = optg.compile(model, x)
+    fast(x)
+    text = repr(fast)
+    assert " 3×3 + relu" in text and "linear" not in text and "100.0%" in text
