@@ -33,6 +33,7 @@ class Kernel(NamedTuple):
     rows: int
     columns: int
     stride: int
+    framed: int = 0  # does it make a whole image, without the padding?
 
 
 class Library:
@@ -55,7 +56,7 @@ class Library:
         self.c = c
         self.lanes: int = c.engine_lanes()
         self.accumulators: int = c.engine_accumulators()
-        shape = (ctypes.c_int32 * 4)()
+        shape = (ctypes.c_int32 * 5)()
         self.kernels: dict[Kernel, int] = {}
         for i in range(c.engine_kernel_count()):
             c.engine_kernel(i, shape)

@@ -129,10 +129,13 @@ typedef struct { /* a rectangle of positions, and the kernels for it */
   int64_t filters;        /* tiles at an edge may have filters of their own: the first of them */
 } tile;
 
+enum { SIDES = 9 }; /* (all rows, all but the first, all but the last) times the same for columns */
+
 typedef struct { /* output channels that share their taps */
   const char *taps; /* each an int32 offset in bytes and a float for every channel */
   int64_t count;
   int64_t channel, width;
+  int32_t framed[SIDES + 1]; /* for framed kernels: how many taps see which part of the image (the last is not used) */
 } filter;
 
 typedef struct { /* numbers to copy, at even distances; from a negative offset: the fill */
@@ -189,49 +192,60 @@ typedef struct {
   char *out;
   const char *add;
   int64_t in_row, in_column, out_row, out_channel, add_row, add_channel; /* in_row, in_column: with the stride */
-  const char *taps;
-  int64_t count;
+  const filter *filter;
   const float *bias;
   float low, high;
 } job;
 
+/* One tap, on a tile of G channels, R rows and W columns: ROWS and COLUMNS are 0 if it sees all of them, 1 if not the first,
+   2 if not the last. */
+INLINE void add_tap(const int G, const int R, const int W, const int ROWS, const int COLUMNS, const char *tap,
+                    const char *const *row, int64_t column, vec *sums) {
+  const int64_t offset = *(const int32_t *)tap;
+  const float *weight = (const float *)(tap + 4);
+  UNROLL for (int r = ROWS == 1; r < R - (ROWS == 2); r++) {
+    UNROLL for (int w = COLUMNS == 1; w < W - (COLUMNS == 2); w++) {
+      const vec x = *(const vec *)(row[r] + offset + w * column);
+      UNROLL for (int g = 0; g < G; g++) sums[(g * R + r) * W + w] += x * weight[g];
+    }
+  }
+}
+
+/* So many taps; returns the one after the last. CHAINS at a time go into sums of their own: one chain of additions would wait
+   for itself. */
+INLINE const char *add_taps(const int G, const int R, const int W, const int CHAINS, const int ROWS, const int COLUMNS,
+                            const char *tap, int64_t count, const char *const *row, int64_t column, vec *sums) {
+  const int64_t size = 4 + 4 * G;
+  for (; count >= CHAINS; count -= CHAINS, tap += CHAINS * size) {
+    UNROLL for (int c = 0; c < CHAINS; c++)
+      add_tap(G, R, W, ROWS, COLUMNS, tap + c * size, row, column, sums + c * G * R * W);
+  }
+  if (CHAINS > 1)
+    for (; count > 0; count--, tap += size) add_tap(G, R, W, ROWS, COLUMNS, tap, row, column, sums);
+  return tap;
+}
+
 /* G channels of R rows of W vectors. S is the stride between columns, 0 if it is only known at run time.
-   Small tiles take CHAINS taps at a time into accumulators of their own, as one chain of additions would wait for itself. */
-INLINE void convolve(const int G, const int R, const int W, const int S, const job *j) {
-  const int T = G * R * W, CHAINS = T >= 6 ? 1 : T >= 3 ? 2 : 4;
+   A framed kernel makes a whole small image. Its taps are sorted by the edge where they see padding, which it leaves out: of a
+   3 x 3 kernel's work on 4 x 4 pixels that is a third, and the input needs no halo. */
+INLINE void convolve(const int G, const int R, const int W, const int S, const int FRAMED, const job *j) {
+  const int T = G * R * W, CHAINS = T >= (FRAMED ? 10 : 6) ? 1 : T >= (FRAMED ? 5 : 3) ? 2 : 4;
   vec sums[32];
   const char *row[8];
-  const int64_t column = S ? S * BYTES : j->in_column, size = 4 + 4 * G;
+  const int64_t column = S ? S * BYTES : j->in_column;
   UNROLL for (int r = 0; r < R; r++) row[r] = j->in + r * j->in_row;
   UNROLL for (int t = 0; t < T; t++) sums[t] = splat(j->bias[t / (R * W)]);
   UNROLL for (int t = T; t < CHAINS * T; t++) sums[t] = splat(0);
-  const char *tap = j->taps;
-  int64_t left = j->count;
-  for (; left >= CHAINS; left -= CHAINS, tap += CHAINS * size) {
-    UNROLL for (int c = 0; c < CHAINS; c++) {
-      const int64_t offset = *(const int32_t *)(tap + c * size);
-      const float *weight = (const float *)(tap + c * size + 4);
-      UNROLL for (int r = 0; r < R; r++) {
-        UNROLL for (int w = 0; w < W; w++) {
-          const vec x = *(const vec *)(row[r] + offset + w * column);
-          UNROLL for (int g = 0; g < G; g++) sums[c * T + (g * R + r) * W + w] += x * weight[g];
-        }
-      }
-    }
+  const char *tap = j->filter->taps;
+  if (FRAMED) {
+#define SIDE(ROWS, COLUMNS) \
+  tap = add_taps(G, R, W, CHAINS, ROWS, COLUMNS, tap, j->filter->framed[3 * ROWS + COLUMNS], row, column, sums)
+    SIDE(0, 0), SIDE(0, 1), SIDE(0, 2), SIDE(1, 0), SIDE(1, 1), SIDE(1, 2), SIDE(2, 0), SIDE(2, 1), SIDE(2, 2);
+#undef SIDE
+  } else {
+    add_taps(G, R, W, CHAINS, 0, 0, tap, j->filter->count, row, column, sums);
   }
-  if (CHAINS > 1) {
-    for (; left > 0; left--, tap += size) {
-      const int64_t offset = *(const int32_t *)tap;
-      const float *weight = (const float *)(tap + 4);
-      UNROLL for (int r = 0; r < R; r++) {
-        UNROLL for (int w = 0; w < W; w++) {
-          const vec x = *(const vec *)(row[r] + offset + w * column);
-          UNROLL for (int g = 0; g < G; g++) sums[(g * R + r) * W + w] += x * weight[g];
-        }
-      }
-    }
-    UNROLL for (int t = T; t < CHAINS * T; t++) sums[t % T] += sums[t];
-  }
+  UNROLL for (int t = T; t < CHAINS * T; t++) sums[t % T] += sums[t];
   if (j->add) {
     UNROLL for (int t = 0; t < T; t++)
       sums[t] += *(const vec *)(j->add + t / (R * W) * j->add_channel + t / W % R * j->add_row + t % W * BYTES);
@@ -273,22 +287,32 @@ INLINE void convolve(const int G, const int R, const int W, const int S, const j
   TO_6(K, 2, 1, 1) TO_3(K, 2, 2, 1) TO_6(K, 2, 1, 2) TO_3(K, 4, 1, 1) TO_3(K, 4, 1, 2) TO_3(K, 4, 1, 0)
 #endif
 
+#if ACCUMULATORS == 28
+#define FRAMED(K) K(1, 1, 1, 1) K(1, 2, 2, 1) K(1, 3, 3, 1) K(1, 4, 4, 1) K(1, 5, 5, 1)
+#else
+#define FRAMED(K) K(1, 1, 1, 1) K(1, 2, 2, 1) K(1, 3, 3, 1)
+#endif
+
 #define DEFINE(G, R, W, S) \
-  static void kernel_##G##_##R##_##W##_##S(const job *j) { convolve(G, R, W, S, j); }
+  static void kernel_##G##_##R##_##W##_##S(const job *j) { convolve(G, R, W, S, 0, j); }
+#define DEFINE_FRAMED(G, R, W, S) \
+  static void framed_##G##_##R##_##W##_##S(const job *j) { convolve(G, R, W, S, 1, j); }
 KERNELS(DEFINE)
+FRAMED(DEFINE_FRAMED)
 
 typedef struct {
   void (*run)(const job *);
-  int32_t channels, rows, columns, stride;
+  int32_t channels, rows, columns, stride, framed;
 } kernel;
 
-#define LIST(G, R, W, S) {kernel_##G##_##R##_##W##_##S, G, R, W, S},
-static const kernel kernels[] = {KERNELS(LIST)};
+#define LIST(G, R, W, S) {kernel_##G##_##R##_##W##_##S, G, R, W, S, 0},
+#define LIST_FRAMED(G, R, W, S) {framed_##G##_##R##_##W##_##S, G, R, W, S, 1},
+static const kernel kernels[] = {KERNELS(LIST) FRAMED(LIST_FRAMED)};
 
 int64_t engine_lanes(void) { return LANES; }
 int64_t engine_accumulators(void) { return ACCUMULATORS; }
 int64_t engine_kernel_count(void) { return sizeof kernels / sizeof *kernels; }
-void engine_kernel(int64_t i, int32_t *shape) { memcpy(shape, &kernels[i].channels, 4 * sizeof *shape); }
+void engine_kernel(int64_t i, int32_t *shape) { memcpy(shape, &kernels[i].channels, 5 * sizeof *shape); }
 
 /* ---- the steps */
 
@@ -335,8 +359,7 @@ static void one_tile(const step *s, const tile *t, int64_t number, const char *i
       .out_channel = s->out.channel,
       .add_row = s->add.row,
       .add_channel = s->add.channel,
-      .taps = f->taps,
-      .count = f->count,
+      .filter = f,
       .bias = s->bias + f->channel,
       .low = s->low,
       .high = s->high,

@@ -17,7 +17,7 @@ from optg.deploy.engine.build import Library
 from optg.deploy.engine.layout import NO_HALO, Grid, Halo, Layout, best_grid
 from optg.deploy.engine.net import ACTIVATIONS, INFINITY, Concat, Conv, Mean, Op, Pair, Pointwise, Pool, Shape, Softmax
 from optg.deploy.engine.structs import ARENA, HANDED_IN, Section, Step, View
-from optg.deploy.engine.tune import Tiling, Tuner
+from optg.deploy.engine.tune import Tiling, Tuner, can_be_framed
 
 PAGE = 4096
 SIDE_BY_SIDE = 8 << 20  # bytes of a value
@@ -193,8 +193,11 @@ class Program:
             (n - 1) * s - p + (k - 1) * d >= size
             for n, s, p, k, d, size in zip(shape[1:], window.stride, window.padding, window.kernel, window.dilation, source[1:])
         ]
+        framed = isinstance(op, Conv) and can_be_framed(op, source, shape, grid, self.library)
+        if framed:  # its taps see no padding
+            halo = NO_HALO
         fill = None
-        if any(halo) or any(beyond):
+        if not framed and (any(halo) or any(beyond)):
             fill = -INFINITY if isinstance(op, Pool) and op.kind == "max" else 0.0
         inputs = [self.want(name, images, grid, in_rows, in_columns, halo, fill, every)]
         inputs += [self.want(other, images, grid, rows, columns) for other in op.inputs[1:]]

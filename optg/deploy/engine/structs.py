@@ -22,7 +22,8 @@ class HaloTable(Structure):
 
 INTEGERS = (("in", "i8"), ("out", "i8"), ("add", "i8"), ("rows", "i4"), ("columns", "i4"), ("shared", "i4"), ("single", "i4"))
 TILE = np.dtype([*INTEGERS, ("filters", "i8")])
-FILTER = np.dtype([("taps", "u8"), ("count", "i8"), ("channel", "i8"), ("width", "i8")])
+SIDES = 9  # (all rows, all but the first, all but the last) × the same for columns
+FILTER = np.dtype([("taps", "u8"), ("count", "i8"), ("channel", "i8"), ("width", "i8"), ("framed", "i4", SIDES + 1)])
 
 
 class Step(Structure):

@@ -13,12 +13,13 @@ import numpy as np
 
 from optg.deploy.engine import structs
 from optg.deploy.engine.build import Kernel, Library, cache
-from optg.deploy.engine.layout import Layout
-from optg.deploy.engine.net import Conv
-from optg.deploy.engine.structs import FILTER, TILE, Step
+from optg.deploy.engine.layout import Grid, Layout
+from optg.deploy.engine.net import Conv, Shape
+from optg.deploy.engine.structs import FILTER, SIDES, TILE, Step
 
 TRIED = 6  # candidates that are timed
 RUNS = 5
+FRAMED = 0.3  # density above which channels had better share their loads
 
 
 class Tiling(NamedTuple):
@@ -37,6 +38,16 @@ def pieces(first: int, last: int, most: int) -> list[tuple[int, int]]:
     return list(pairwise(first + (last - first) * i // n for i in range(n + 1)))
 
 
+def can_be_framed(op: Conv, source: Shape, output: Shape, grid: Grid, library: Library) -> bool:
+    """Can a tile be the whole image, with kernels that leave out the padding? Then the input needs no halo."""
+    window = op.window
+    ends = [(k - 1) * d - p for k, d, p in zip(window.kernel, window.dilation, window.padding)]
+    narrow = all(0 <= n <= 1 for n in (*window.padding, *ends)) and any(window.padding)
+    alone = grid.rows == grid.columns == 1 and window.stride == (1, 1) and source[1:] == output[1:]
+    sparse = op.nonzero < FRAMED * op.weight.size
+    return narrow and alone and sparse and Kernel(1, *output[1:], 1, 1) in library.kernels
+
+
 class Layer:
     """A convolution in its layouts, ready to be tiled."""
 
@@ -51,6 +62,7 @@ class Layer:
         self.flat = flat and op.window.kernel == (1, 1) and self.stride == (1, 1) and self.rows > 1
         self.made: dict[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] = {}
         self.unions: dict[int, float] = {}
+        self.framed = source.fill is None and any(op.window.padding)
         self.strip = strip or self.rows  # rows of a strip
         edges = [*range(0, self.rows, self.strip), self.rows]
         self.row_strips, self.column_strips = edges, [0, self.columns]
@@ -61,6 +73,10 @@ class Layer:
     def kernel(self, channels: int, rows: int, columns: int) -> int:
         stride = self.stride[1] if columns > 1 else 1
         kernels = self.library.kernels
+        if self.framed:
+            return (
+                kernels.get(Kernel(channels, rows, columns, 1, 1), -1) if (rows, columns) == (self.rows, self.columns) else -1
+            )
         return kernels.get(Kernel(channels, rows, columns, stride), kernels.get(Kernel(channels, rows, columns, 0), -1))
 
     def possible(self, tiling: Tiling) -> bool:
@@ -130,7 +146,9 @@ class Layer:
                 start_add = a * added.row + c * added.vector if added else 0
                 start_out = a * output.row + c * output.vector
                 kernels = [self.kernel(n, b - a, d - c) for n in (tiling.channels, 1)]
-                seen = self.seen(a, b, c, d) if tiling.trimmed else np.ones(self.op.window.kernel, bool)
+                seen = np.zeros(self.op.window.kernel, np.int8)
+                if self.framed or tiling.trimmed:
+                    seen = self.seen(a, b, c, d)
                 number = sets.setdefault(seen.tobytes(), (len(sets), seen))[0]
                 tiles.append((start_in, start_out, start_add, b - a, d - c, *kernels, number))
         made = [self.filters(tiling.channels, seen) for _, seen in sets.values()]
@@ -149,14 +167,17 @@ class Layer:
         step.keep("cost", np.concatenate([[0], np.cumsum(work)]).astype(np.int64))
 
     def seen(self, top: int, bottom: int, left: int, right: int) -> np.ndarray:
-        """For each tap of the kernel: does it see a pixel anywhere in this tile? On small images many see only padding."""
-        found = []
+        """For each tap of the kernel: which part of a tile sees pixels, as `SIDES` counts, or -1 if none does."""
+        kinds = []
         for axis, (first, last) in enumerate(((top, bottom), (left, right))):
             window, size = self.op.window, (self.source.height, self.source.width)[axis]
             tap = np.arange(window.kernel[axis])[:, None] * window.dilation[axis] - window.padding[axis]
             pixel = np.arange(first, last) * self.stride[axis] + tap
-            found.append(((pixel >= 0) & (pixel < size)).any(axis=1))
-        return np.outer(*found)
+            inside = (pixel >= 0) & (pixel < size)
+            kind = np.where(inside[:, 0], np.where(inside[:, -1], 0, 2), 1)
+            kinds.append(np.where(inside.any(axis=1), kind, -1))
+        rows, columns = kinds[0][:, None], kinds[1][None, :]
+        return np.where((rows < 0) | (columns < 0), -1, 3 * rows + columns).astype(np.int8)
 
     def filters(self, channels: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The filters of groups of so many channels, and of those left over one by one; and their taps."""
@@ -174,8 +195,14 @@ class Layer:
             if not len(part):
                 continue
             part = part.reshape(-1, group, inputs, height, width)
-            o, c, y, x = np.nonzero((part[:, 0] if group == 1 else (part != 0).any(axis=1)) * seen)
+            o, c, y, x = np.nonzero((part[:, 0] if group == 1 else (part != 0).any(axis=1)) * (seen >= 0))
             filters = np.zeros(len(part), FILTER)
+            if self.framed:
+                side = seen[y, x]
+                order = np.lexsort((side, o))
+                o, c, y, x, side = (a[order] for a in (o, c, y, x, side))
+                count = np.bincount(o * (SIDES + 1) + side, minlength=len(part) * (SIDES + 1))
+                filters["framed"] = count.reshape(-1, SIDES + 1)
             channel = (first + o * group) // (outputs // op.groups) * inputs + c
             offset = channel * source.channel + (y * op.window.dilation[0] - op.window.padding[0]) * source.row
             offset = offset + (x * op.window.dilation[1] - op.window.padding[1]) * source.vector
@@ -195,7 +222,16 @@ class Layer:
     def signature(self) -> str:
         op, taps = self.op, round(8 * math.log2(1 + self.op.nonzero))
         source, output = self.source, self.output
-        parts = (self.weight.shape, op.groups, *vars(op.window).values(), self.stride, taps, len(op.inputs), self.strip)
+        parts = (
+            self.weight.shape,
+            op.groups,
+            *vars(op.window).values(),
+            self.stride,
+            taps,
+            len(op.inputs),
+            self.strip,
+            self.framed,
+        )
         forms = ((x.height, x.width, *x.grid, *x.halo) for x in (source, output))
         return repr((parts, *forms)).replace(" ", "")
 
