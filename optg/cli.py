@@ -253,6 +253,7 @@ def bench(
     batches: tuple[int, ...] = (1, 32),
     threads: tuple[int, ...] = (),
     seconds: float = 2.0,
+    engines: tuple[str, ...] = (),
     output: Path | None = None,
     plot: Path | None = None,
     sparsity: float = 0.9,
@@ -266,6 +267,7 @@ def bench(
         batches: sizes to measure.
         threads: numbers of threads to measure; by default 1 and as many as there are cores.
         seconds: for each engine in each setting, at least.
+        engines: to measure, of: optg, torch, torch.compile, onnxruntime, "openvino f32", "openvino bf16"; by default all.
         output: a JSON file to write.
         plot: a figure to write: .png, .svg or .pdf.
         sparsity: of a model that is given by name, shared among its layers as ERK says.
@@ -277,7 +279,7 @@ def bench(
     from optg.deploy import bench as benches
 
     subject = benches.Subject(what, sparsity, classes, shape)
-    benches.run(subject, list(batches), list(threads), seconds, output, plot, Console())
+    benches.run(subject, list(engines), list(batches), list(threads), seconds, output, plot, Console())
 
 
 COMMANDS: dict[str, Any] = {

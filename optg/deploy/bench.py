@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -36,6 +38,7 @@ from optg.deploy import packed
 from optg.deploy.export import Trained, account_of, open_trained, to_onnx
 from optg.deploy.graph import capture
 from optg.deploy.packed import About
+from optg.naming import nearest
 from optg.weights import find_prunable
 
 Network = Callable[[Tensor], Tensor]
@@ -213,17 +216,33 @@ ENGINES = (
 # ---- measuring
 
 
-def measure(subject: Subject, batches: list[int], threads: int, seconds: float) -> tuple[list[Timing], list[str]]:
-    """All engines at one number of threads, in this process."""
+def chosen_engines(names: list[str]) -> list[Engine]:
+    """Those of the names; by default all."""
+    known = {engine.name: engine for engine in ENGINES}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown engine {name!r}; {nearest(name, known)}")
+    return [known[name] for name in names] or list(ENGINES)
+
+
+def measure(
+    subject: Subject, names: list[str], batches: list[int], threads: int, seconds: float
+) -> tuple[list[Timing], list[str]]:
+    """The engines at one number of threads, in this process."""
     torch.set_num_threads(threads)
     trained, timings, notes = open_subject(subject), list[Timing](), list[str]()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         onnx = Path(folder) / "model.onnx"
-        engines = [engine for engine in ENGINES if not [p for p in engine.packages if find_spec(p) is None]]
-        notes += [f"{e.name} is not installed: pip install {' '.join(e.packages)}" for e in ENGINES if e not in engines]
+        wanted = chosen_engines(names)
+        engines = [engine for engine in wanted if not [p for p in engine.packages if find_spec(p) is None]]
+        notes += [f"{e.name} is not installed: pip install {' '.join(e.packages)}" for e in wanted if e not in engines]
         if any(engine.packages for engine in engines):
-            to_onnx(trained.model, trained.example, onnx)
+            try:
+                to_onnx(trained.model, trained.example, onnx)
+            except ValueError as error:
+                notes.append(str(error))
+                engines = [engine for engine in engines if not engine.packages]
         for batch in batches:
             images = torch.randn(batch, *trained.about.shape, generator=torch.Generator().manual_seed(batch))
             expected, networks = trained.model(images), dict[str, Network]()
@@ -275,8 +294,11 @@ def turn(network: Network, images: Tensor) -> list[float]:
     return times
 
 
-def bench(subject: Subject, batches: list[int], threads: list[int], seconds: float, console: Console) -> Report:
+def bench(
+    subject: Subject, names: list[str], batches: list[int], threads: list[int], seconds: float, console: Console
+) -> Report:
     """Measure, each number of threads in a process of its own."""
+    chosen_engines(names)
     for name, numbers in (("--batches", batches), ("--threads", threads)):
         if not numbers or min(numbers) < 1:
             raise ValueError(f"{name} is {' '.join(map(str, numbers)) or 'empty'}; expected numbers of at least 1")
@@ -286,23 +308,26 @@ def bench(subject: Subject, batches: list[int], threads: list[int], seconds: flo
     report = Report(describe(open_subject(subject)), hardware(), {"optg": optg.__version__, **packages})
     for count in threads:
         with console.status(f"measuring with {count} thread{'s' if count > 1 else ''} …"):
-            timings, notes = in_own_process(subject, batches, count, seconds)
+            timings, notes = in_own_process(subject, names, batches, count, seconds)
         report.timings += timings
         report.notes += [note for note in notes if note not in report.notes]
     return report
 
 
-def in_own_process(subject: Subject, batches: list[int], threads: int, seconds: float) -> tuple[list[Timing], list[str]]:
+def in_own_process(
+    subject: Subject, names: list[str], batches: list[int], threads: int, seconds: float
+) -> tuple[list[Timing], list[str]]:
     """`measure`, where nothing has settled on a number of threads yet."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        request = json.dumps([asdict(subject), batches, threads, seconds, str(answer)])
+        request = json.dumps([asdict(subject), names, batches, threads, seconds, str(answer)])
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "optg.deploy.bench", request]
         child = subprocess.run(command, env=environment, capture_output=True)
         if child.returncode or not answer.exists():
-            last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-            raise ValueError(f"the process that measured with {threads} threads ended with code {child.returncode}: {last[0]}")
+            said = child.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+            error = next((line for line in reversed(said) if re.match(r"[\w.]+: ", line)), said[-1])
+            raise ValueError(f"the process that measured with {threads} threads ended with code {child.returncode}: {error}")
         timings, notes = json.loads(answer.read_text())
     return [Timing(**timing) for timing in timings], notes
 
@@ -310,8 +335,8 @@ def in_own_process(subject: Subject, batches: list[int], threads: int, seconds: 
 def answer(request: str) -> None:
     """What the process started by `in_own_process` does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends this process
-    subject, batches, threads, seconds, path = json.loads(request)
-    timings, notes = measure(Subject(**subject), batches, threads, seconds)
+    subject, names, batches, threads, seconds, path = json.loads(request)
+    timings, notes = measure(Subject(**subject), names, batches, threads, seconds)
     Path(path).write_text(json.dumps([[asdict(timing) for timing in timings], notes]))
 
 
@@ -353,23 +378,27 @@ def best_other(timings: list[Timing]) -> Timing | None:
     return min((t for t in timings if t.engine not in ("optg", "openvino bf16")), key=lambda t: t.milliseconds, default=None)
 
 
+def setting(batch: int, threads: int) -> str:
+    return f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+
+
 def table(report: Report) -> Table:
-    made = Table(title=escape(summary(report)), title_justify="left", caption=escape(report.hardware), caption_justify="left")
-    made.add_column("engine")
-    for column in ("batch", "threads", "ms a call", "quartiles", "images/s", "× torch", "difference"):
-        made.add_column(column, justify="right")
-    for timings in by_setting(report).values():
+    texts = {"title": escape(summary(report)), "caption": escape(report.hardware)}
+    made = Table(**texts, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, show_edge=False)  # type: ignore[arg-type]
+    made.add_column("engine", no_wrap=True)
+    for column in ("ms", "quartiles", "images/s", "× torch", "error"):
+        made.add_column(column, justify="right", no_wrap=True)
+    for (batch, threads), timings in by_setting(report).items():
+        made.add_row(setting(batch, threads), style="italic")
         torch_time = next((t.milliseconds for t in timings if t.engine == "torch"), float("nan"))
         for t in timings:
             made.add_row(
-                t.engine,
-                str(t.batch),
-                str(t.threads),
+                f"  {t.engine}",
                 f"{t.milliseconds:,.3f}",
                 f"{t.low:,.3f}–{t.high:,.3f}",
                 f"{t.images_per_second:,.0f}",
                 f"{torch_time / t.milliseconds:.2f}",
-                f"{t.difference:.1e}",
+                f"{t.difference:.0e}",
                 style="bold" if t.engine == "optg" else "",
             )
         made.add_section()
@@ -382,8 +411,7 @@ def verdicts(report: Report) -> Iterator[str]:
         ours, other = next((t for t in timings if t.engine == "optg"), None), best_other(timings)
         if ours and other:
             factor = other.milliseconds / ours.milliseconds
-            where = f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
-            yield f"{where}: optg is {factor:.2f} × as fast as {other.engine}, the best other in float32"
+            yield f"{setting(batch, threads)}: optg is {factor:.2f} × as fast as {other.engine}, the best other in float32"
 
 
 def write_json(report: Report, path: Path) -> None:
@@ -398,6 +426,7 @@ def draw(report: Report, path: Path) -> None:
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     settings = by_setting(report)
     batches, threads = sorted({b for b, _ in settings}), sorted({t for _, t in settings})
@@ -420,9 +449,10 @@ def draw(report: Report, path: Path) -> None:
             axis.annotate(f"{speed:,.0f}{factor}", (1000 * batch / t.low, row), (4, 0), textcoords="offset points", va="center")
         axis.set_yticks(range(len(engines)), engines)
         axis.invert_yaxis()
-        axis.set_title(f"batch {batch}, {count} thread{'s' if count > 1 else ''}", loc="left", fontsize=10)
-        axis.margins(x=0.25)
-        axis.set_xlim(left=0)
+        axis.set_title(setting(batch, count), loc="left", fontsize=10)
+        axis.set_xlim(0, 1.4 * max(1000 * batch / t.low for t in timings))
+        axis.xaxis.set_major_locator(MaxNLocator(4))
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[-1]:
         axis.set_xlabel("images a second")
@@ -440,6 +470,7 @@ def check_plot(path: Path) -> Path:
 
 def run(
     subject: Subject,
+    names: list[str],
     batches: list[int],
     threads: list[int],
     seconds: float,
@@ -451,7 +482,7 @@ def run(
     for path in (output, plot and check_plot(plot)):
         if path and not path.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
-    report = bench(subject, batches, threads or sorted({1, cores()}), seconds, console)
+    report = bench(subject, names, batches, threads or sorted({1, cores()}), seconds, console)
     console.print(table(report))
     for line in (*verdicts(report), *report.notes):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

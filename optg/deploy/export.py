@@ -30,7 +30,7 @@ from optg.training.recipe import Plan, RecipeError
 from optg.training.run import reopen, revision
 
 Form = Literal["packed", "safetensors", "onnx"]
-SUFFIXES: dict[Form, str] = {"packed": ".optg", "safetensors": ".safetensors", "onnx": ".onnx"}
+SUFFIXES: dict[Form, str] = {"packed": ".optg", "safetensors": ".dense.safetensors", "onnx": ".onnx"}
 
 
 @dataclass
@@ -156,6 +156,8 @@ def export(path: Path, to: Form, output: Path | None, values: Values) -> str:
     output = output or default_output(path, to)
     if output.is_dir():
         raise ValueError(f"--output {output} is a folder; expected a file, such as {output / path.name}{SUFFIXES[to]}")
+    if is_run(output.parent) and output.name == "model.safetensors":
+        raise ValueError(f"--output {output} is the run's own model; give another name")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
     note = ""
@@ -172,9 +174,7 @@ def default_output(path: Path, to: Form) -> Path:
     """Beside what is exported: in the run's folder, or next to the file."""
     if path.is_file():
         return path.with_suffix(SUFFIXES[to])
-    if is_run(path):
-        return path / f"{'export' if to == 'safetensors' else 'model'}{SUFFIXES[to]}"  # model.safetensors is the run's own
-    return path.parent.parent / f"{path.name}{SUFFIXES[to]}"
+    return path / f"model{SUFFIXES[to]}" if is_run(path) else path.parent.parent / f"{path.name}{SUFFIXES[to]}"
 
 
 def summary(trained: Trained, output: Path, values: Values) -> str:
@@ -214,21 +214,36 @@ def write_onnx(output: Path, trained: Trained) -> float:
         return check_onnx(trained.model, trained.example, partial)
 
 
+class OneInput(nn.Module):
+    """A model of a packed file, whose inputs have no names, as one of images."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Any:
+        return self.model(images)
+
+
 def to_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
     batch = {0: torch.export.Dim("batch", min=1)}
     with quiet(), torch.no_grad():
-        torch.onnx.export(
-            model.eval(),
-            (torch.cat([example, example]),),
-            path,
-            input_names=["images"],
-            output_names=["outputs"],
-            dynamo=True,
-            dynamic_shapes=(batch,),
-            external_data=False,
-            optimize=True,
-            verbose=False,
-        )
+        try:
+            torch.onnx.export(
+                OneInput(model) if isinstance(model, packed.Packed) else model.eval(),
+                (torch.cat([example, example]),),
+                path,
+                input_names=["images"],
+                output_names=["outputs"],
+                dynamo=True,
+                dynamic_shapes=(batch,),
+                external_data=False,
+                optimize=True,
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            lines = str(error).partition("## Exception summary")[2].strip().splitlines() or str(error).splitlines()
+            raise ValueError(f"torch cannot write this model as ONNX: {lines[0]}") from error
 
 
 @contextmanager

@@ -10,12 +10,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
@@ -93,19 +94,18 @@ def export(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
     """torch.export's program, with its batch of any size if possible, and no operation that writes into its arguments."""
     size = first_tensor((*args, *kwargs.values())).shape[0]
 
-    def batched(value: Tensor) -> bool:
-        return value.ndim > 0 and value.shape[0] == size
-
     def doubled(value: Tensor) -> Tensor:  # torch takes a size of 1 for a constant
-        return torch.cat([value, value]) if batched(value) and size == 1 else value
-
-    def sizes(value: Tensor) -> dict[int, Any] | None:
-        return {0: Dim.AUTO} if batched(value) else None
+        return torch.cat([value, value]) if value.ndim > 0 and value.shape[0] == size == 1 else value
 
     try:
-        shapes = (*map(sizes, args), *map(sizes, kwargs.values()))
         examples = tuple(map(doubled, args)), {name: doubled(value) for name, value in kwargs.items()}
-        program = functional(torch.export.export(model, *examples, dynamic_shapes=shapes, strict=False))
+        shapes = ShapesCollection()
+        for value in (*examples[0], *examples[1].values()):
+            if value.ndim > 0 and value.shape[0] == max(2, size):
+                shapes[value] = {0: Dim.AUTO}
+        program = functional(
+            torch.export.export(model, *examples, dynamic_shapes=shapes.dynamic_shapes(model, *examples), strict=False)
+        )
         if any(None in shape for _, shape, _ in user_inputs(program)):
             return program
     except Exception:  # whatever a model does that a symbolic size does not stand
@@ -341,19 +341,19 @@ def execute(
     inputs: Sequence[Tensor],
     tensors: dict[str, Tensor],
     see: Callable[[Node, Any], None] = lambda node, value: None,
+    over: dict[str, list[str]] | None = None,
 ) -> Any:
-    """Run the nodes on the inputs' device, forgetting each value after its last use. `see` is shown every one as it is made."""
+    """Run the nodes on the inputs' device, forgetting each value after its last use. `see` is shown every one as it is made.
+
+    Args:
+        over: what `last_uses` says of the graph, where it is known already.
+    """
     values: dict[str, Any] = {**tensors, **dict(zip(graph.inputs, inputs)), DEVICE: inputs[0].device}
-    last = {name: node.name for node in graph.nodes for name in refs_in((node.args, node.kwargs))}
-    over: dict[str, list[str]] = {}
-    kept = set(refs_in(graph.outputs))
-    for name, node_name in last.items():
-        if name not in kept:
-            over.setdefault(node_name, []).append(name)
+    over = last_uses(graph) if over is None else over
     for node in graph.nodes:
         try:
-            named = filled(node.kwargs, values)
-            if node.op.split(".")[1] in CREATING:
+            named = filled(node.kwargs, values) if node.kwargs else {}
+            if node.op in CREATING:
                 named["device"] = values[DEVICE]
             value = resolve(node.op)(*filled(node.args, values), **named)
         except Exception as error:  # whatever torch raises for such arguments
@@ -366,20 +366,37 @@ def execute(
     return filled(graph.outputs, values)
 
 
+def last_uses(graph: Graph) -> dict[str, list[str]]:
+    """The values that nothing needs after a node, by the node's name."""
+    last = {name: node.name for node in graph.nodes for name in refs_in((node.args, node.kwargs))}
+    over: dict[str, list[str]] = {}
+    kept = set(refs_in(graph.outputs))
+    for name, node_name in last.items():
+        if name not in kept:
+            over.setdefault(node_name, []).append(name)
+    return over
+
+
 DEVICE = ""  # no value has this name
-CREATING = frozenset(("arange", "eye", "full", "ones", "scalar_tensor", "zeros"))  # make tensors of no tensor
+CREATING = frozenset(  # operations that make tensors of no tensor
+    f"aten.{name}.{overload}"
+    for name in ("arange", "eye", "full", "ones", "scalar_tensor", "zeros")
+    for overload in getattr(torch.ops.aten, name).overloads()
+)
 
 
 def filled(value: Any, values: dict[str, Any]) -> Any:
     """An argument with every Ref replaced by its value."""
-    if isinstance(value, Ref):
+    kind = type(value)
+    if kind is Ref:
         return values[value.name]
-    if isinstance(value, (list, tuple)):
-        items = [filled(v, values) for v in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict):
+    if kind is tuple:
+        return tuple([filled(v, values) for v in value])
+    if kind is list:
+        return [filled(v, values) for v in value]
+    if kind is dict:
         return {k: filled(v, values) for k, v in value.items()}
-    return values[DEVICE] if isinstance(value, torch.device) else value
+    return values.get(DEVICE, value) if kind is torch.device else value
 
 
 def dry_run(graph: Graph, batch: int = 1) -> dict[str, Any]:
@@ -463,6 +480,7 @@ PURE = frozenset(
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+@cache
 def resolve(op: str) -> Callable[..., Any]:
     """The function behind an operation's name."""
     if op in PLAIN:
@@ -645,7 +663,9 @@ def from_json(data: Any, tensors: dict[str, Tensor]) -> Graph:
         type(aliases) is dict and all(type(a) is str and kinds.get(a, "constant") != "constant" for a in aliases.values()),
         "an alias is not that of a parameter or buffer",
     )
-    require(all(map(str.isprintable, aliases)) and not set(aliases) & set(tensors), "an alias has a name that it cannot have")
+    for name in (*tensors, *aliases):
+        require(name.isprintable() and all(name.split(".")), f"a tensor has the name {name!r}, which no module gives")
+    require(not set(aliases) & set(tensors), "an alias has the name of a tensor")
     known = set(tensors)
 
     def new(name: Any) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optg.deploy.graph import DTYPES, Graph, GraphError, dry_run, from_json, run, to_json
+from optg.deploy.graph import DTYPES, Graph, GraphError, check_inputs, dry_run, execute, from_json, last_uses, to_json
 from optg.training.checkpoint import sync
 
 MAGIC = b"\x93optg\r\n\x1a"
@@ -66,13 +66,12 @@ class Packed(nn.Module):
         super().__init__()
         self.about = about
         self._graph = replace(graph, tensors={})
-        self._places: dict[str, tuple[dict[str, Any], str]] = {}  # of each tensor: the module's dict that has it, and its key
+        self._over = last_uses(graph)
         for name, tensor in graph.tensors.items():
             kind = graph.kinds[name]
-            self._put(name, nn.Parameter(tensor, tensor.is_floating_point()) if kind == "parameter" else tensor, kind)
-        for alias, name in graph.aliases.items():
-            where, key = self._places[name]
-            self._put(alias, where[key], graph.kinds[name])
+            value = nn.Parameter(tensor, tensor.is_floating_point()) if kind == "parameter" else tensor
+            for known in (name, *(alias for alias, first in graph.aliases.items() if first == name)):
+                self._put(known, value, kind)
         self.eval()
 
     def _put(self, name: str, tensor: Tensor, kind: str) -> None:
@@ -83,11 +82,10 @@ class Packed(nn.Module):
             module = module._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
         if kind == "parameter":
             module._parameters[key] = tensor  # type: ignore[assignment]
-        else:
-            module._buffers[key] = tensor
-            if kind == "constant":
-                module._non_persistent_buffers_set.add(key)
-        self._places[name] = (module._parameters if kind == "parameter" else module._buffers), key
+            return
+        module._buffers[key] = tensor
+        if kind == "constant":
+            module._non_persistent_buffers_set.add(key)
 
     @property
     def graph(self) -> Graph:
@@ -95,10 +93,12 @@ class Packed(nn.Module):
         return replace(self._graph, tensors={name: tensor.detach() for name, tensor in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {name: where[key] for name, (where, key) in self._places.items() if name in self._graph.kinds}
+        known = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
+        return {name: known[name] for name in self._graph.kinds}
 
     def forward(self, *inputs: Tensor) -> Any:
-        return run(self._graph, *inputs, tensors=self._tensors())
+        check_inputs(self._graph, inputs)
+        return execute(self._graph, inputs, self._tensors(), over=self._over)
 
 
 # ---- writing

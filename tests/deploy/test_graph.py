@@ -204,7 +204,7 @@ def edits():
     yield (lambda d: d["kinds"].pop("0.weight"), "kinds are not those")
     yield (lambda d: d["kinds"].update({"0.weight": "code"}), "kind is not one of")
     yield (lambda d: d["aliases"].update({"x": "nothing"}), "an alias is not")
-    yield (lambda d: d["aliases"].update({"0.weight": "4.weight"}), "a name that it cannot have")
+    yield (lambda d: d["aliases"].update({"0.weight": "4.weight"}), "an alias has the name of a tensor")
     yield (lambda d: d.update(inputs=[]), "no inputs")
     yield (lambda d: d["inputs"][0].append(1), "an input is not")
     yield (lambda d: d["inputs"][0].__setitem__(1, "float"), "unknown dtype")
