@@ -17,6 +17,8 @@ lint: .venv/ready
 
 bench: .venv/ready ## what is measured, on this machine's CPU
 	$(BIN)/python benchmarks/ranking.py
+	$(BIN)/python benchmarks/overhead.py --model resnet32 --methods optg gmp rigl dpf feather
+	$(BIN)/python benchmarks/peers.py --model resnet32
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

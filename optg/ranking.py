@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +65,15 @@ class Threshold(NamedTuple):
     equal: int
 
 
+class Cuts(NamedTuple):
+    """Thresholds of several cuts, as the host and as the device knows them."""
+
+    host: list[Threshold]
+    values: Tensor
+    removed: Tensor
+    equal: Tensor
+
+
 def keep_top(
     scores: Sequence[Tensor], zeros: int, *, shards: Shards | None = None, names: Sequence[str] | None = None
 ) -> list[Tensor]:
@@ -73,14 +82,24 @@ def keep_top(
     >>> keep_top([torch.tensor([3.0, 1.0]), torch.tensor([2.0, 2.0])], zeros=2)
     [tensor([ True, False]), tensor([False,  True])]
     """
-    return list(each_mask(scores, select(scores, zeros, shards, names).host[0], shards))
+    cuts = select(scores, zeros, shards, names)
+    return new_masks(scores, cuts, shards) or list(each_mask(scores, cuts.host[0], shards))
 
 
 def keep_top_each(
     scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None = None, names: Sequence[str] | None = None
 ) -> list[Tensor]:
     """A mask for each tensor that removes exactly its `zeros` smallest scores."""
-    return list(each_mask_of(scores, select_each(scores, zeros, shards, names).host, shards))
+    cuts = select_each(scores, zeros, shards, names)
+    return new_masks(scores, cuts, shards) or list(each_mask_of(scores, cuts.host, shards))
+
+
+def new_masks(scores: Sequence[Tensor], cuts: Cuts, shards: Shards | None) -> list[Tensor] | None:
+    """`recut` of masks that do not exist yet."""
+    if shards or not (kernels := find_kernels(scores)):
+        return None
+    masks = [torch.empty_like(s, dtype=torch.bool) for s in scores]
+    return None if recut(masks, scores, cuts, kernels.Tables()) is None else masks
 
 
 def each_mask_of(scores: Sequence[Tensor], cuts: Sequence[Threshold], shards: Shards | None = None) -> Iterator[Tensor]:
@@ -110,19 +129,6 @@ def comparable(scores: Sequence[Tensor]) -> list[Tensor]:
     return [s if s.dtype == dtype else s.to(dtype) for s in scores]
 
 
-class Cuts(NamedTuple):
-    """Thresholds of several cuts, as the host and as the device knows them."""
-
-    host: list[Threshold]
-    values: Tensor
-    removed: Tensor
-
-    @property
-    def exact(self) -> bool:
-        """Is no score at a threshold removed while another one is kept?"""
-        return not any(0 < cut.removed < cut.equal for cut in self.host)
-
-
 def select(scores: Sequence[Tensor], zeros: int, shards: Shards | None = None, names: Sequence[str] | None = None) -> Cuts:
     """The threshold that removes the `zeros` smallest scores of all tensors together."""
     return thresholds(scores, [zeros], shards, names)
@@ -136,8 +142,8 @@ def select_each(
         return thresholds(scores, zeros, shards, names, each=True)
     cuts = [thresholds([s], [z], shards and shards.of(i), names and [names[i]]) for i, (s, z) in enumerate(zip(scores, zeros))]
     device = scores[0].device
-    values, removed = (torch.cat([getattr(cut, key).to(device) for cut in cuts]) for key in ("values", "removed"))
-    return Cuts([cut.host[0] for cut in cuts], values, removed)
+    columns = zip(*((cut.values, cut.removed, cut.equal) for cut in cuts))
+    return Cuts([cut.host[0] for cut in cuts], *(torch.cat([t.to(device) for t in column]) for column in columns))
 
 
 def thresholds(
@@ -170,7 +176,33 @@ def thresholds(
     found = torch.cat([t.double() for t in (nan, values, removed, equal)]).tolist()  # a sync, one to a cut
     refuse_nan(np.array(found[: len(nan)]), names)
     host = np.array(found[len(nan) :]).reshape(3, -1).T
-    return Cuts([Threshold(value, int(gone), int(ties)) for value, gone, ties in host.tolist()], values, removed)
+    return Cuts([Threshold(value, int(gone), int(ties)) for value, gone, ties in host.tolist()], values, removed, equal)
+
+
+def recut(masks: list[Tensor], scores: Sequence[Tensor], cuts: Cuts, tables: Callable[..., Any] | None) -> Tensor | None:
+    """Set masks by a cut of all scores, or one of each tensor's, in one pass on a GPU; None where that cannot be.
+
+    Returns for each tensor how many entries are removed now, were until now not, and come back.
+    """
+    kernels, scores = find_kernels(masks), comparable(scores)
+    if not kernels or not tables or (table := tables(masks, scores)) is None:
+        return None
+    size, dtype = len(masks), scores[0].dtype
+    values, removed, equal = (t.expand(size) for t in cuts[1:])
+    ties = torch.where(removed == 0, kernels.KEEP, torch.where(removed == equal, kernels.DROP, kernels.NOTE)).to(torch.int8)
+    kept, noted = list[int](), 0
+    for cut in cuts.host:
+        if 0 < cut.removed < cut.equal:
+            kept += range(noted + cut.removed, noted + cut.equal)
+            noted += cut.equal
+    if not noted:
+        return kernels.recut(table, dtype, values.to(dtype).contiguous(), ties)
+    if noted > kernels.MOST_NOTED or not all(map(kernels.row_major_or_channels_last, masks)):
+        return None
+    notes = torch.zeros(1 + noted, dtype=torch.int64, device=values.device)
+    counts = kernels.recut(table, dtype, values.to(dtype).contiguous(), ties, notes)
+    kernels.keep_ties(table, masks, notes[1:], kept, counts)
+    return counts
 
 
 def floats(keys: Tensor, dtype: torch.dtype) -> Tensor:

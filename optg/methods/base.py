@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from optg.allocation import BUDGETS
@@ -102,7 +103,7 @@ class Method:
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
         """What is ranked: by default the magnitude of the weights."""
-        return [value.abs() for value in weights.values]
+        return list(torch._foreach_abs(weights.values))
 
     def ranked(self, weights: SparseWeights) -> list[Tensor]:
         """The scores; where removed weights do not come back, theirs are below all others."""

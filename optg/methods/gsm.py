@@ -24,8 +24,9 @@ class GSM(Method):
     revives: ClassVar[bool] = False
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
-        grads = weights.grads
-        saliency = [(grads[i] * w).abs() if i in grads else torch.zeros_like(w) for i, w in enumerate(weights.values)]
+        grads, values = weights.grads, weights.values
+        saliency = [grads[i] * w if i in grads else torch.zeros_like(w) for i, w in enumerate(values)]
+        torch._foreach_abs_(saliency)
         active = keep_top(saliency, zeros_at(weights.target, weights.size), shards=weights.shards, names=weights.names)
         weights.fade(list(grads.values()), [active[layer] for layer in grads])
 

@@ -9,6 +9,7 @@ out the layers' scales and needs fewer FLOPs.
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from optg.clock import Clock
@@ -36,7 +37,7 @@ class ST3(Feather):
         return [1.0 for _ in weights.shapes]
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
-        return [v.abs() * scale for v, scale in zip(weights.values, self.scales(weights))]
+        return list(torch._foreach_mul(super().scores(weights), self.scales(weights)))
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         super().cut(weights, sparsity)

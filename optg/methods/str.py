@@ -36,16 +36,16 @@ class STR(Method):
         return latent.sign() * (latent.abs() - self.layers("s")[layer].sigmoid()).relu()
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
-        grads, groups = weights.grads, weights.optimizer.param_groups
-        toward, values = [self.s.new_zeros(())] * len(self.s), weights.values
-        for i, grad in grads.items():
-            toward[i] = -(grad * values[i].sign() * weights.masks[i]).sum(dtype=weights.state_dtype)
+        super().after_backward(weights, clock, lr)  # removed weights, whose gradient is 0 now, do not move s
+        grads, groups, values = weights.grads, weights.optimizer.param_groups, weights.values
+        toward = [self.s.new_zeros(())] * len(self.s)
+        for (i, grad), sign in zip(grads.items(), torch._foreach_sign([values[i] for i in grads]) if grads else ()):
+            toward[i] = -grad.mul(sign).sum(dtype=weights.state_dtype)
         decays = [groups[group].get("weight_decay", 0.0) if self.decay is None else self.decay for group in weights.groups]
         share, decay = self.s.sigmoid(), decays[0] if len(set(decays)) == 1 else self.s.new_tensor(decays)
         moved = self.momentum * self.momenta + weights.total(torch.stack(toward)) * share * (1 - share) + decay * self.s
         self.momenta.copy_(moved if weights.skipped is None else torch.where(weights.skipped, self.momenta, moved))
         self.s.sub_(torch.stack(lr) * self.momenta)
-        super().after_backward(weights, clock, lr)
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         self.cut(weights, weights.target)
@@ -54,6 +54,4 @@ class STR(Method):
         return Soft(self.s.sigmoid(), 1.0)
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
-        magnitudes, thresholds = [v.abs() for v in weights.values], self.s.sigmoid()
-        if not weights.keep_above(magnitudes, thresholds, torch.zeros_like(thresholds, dtype=torch.bool)):
-            weights.replace_masks(v > t for v, t in zip(magnitudes, thresholds))
+        weights.keep_above(torch._foreach_abs(weights.values), self.s.sigmoid())

@@ -7,6 +7,7 @@ dL/d(w⊙m) · w, and each layer shows the weights whose scores are largest in m
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from optg.clock import Clock
@@ -40,13 +41,22 @@ class Supermask(Gradual):
         super().prepare(weights, clock, probe)
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
-        return [score.abs() for score in self.layers("scores")]
+        return list(torch._foreach_abs(self.layers("scores")))
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
-        values, scores, momenta = weights.values, self.layers("scores"), self.layers("momenta")
-        for i, grad in weights.grads.items():
-            toward = grad * values[i] * scores[i].sign() + self.decay * scores[i]
-            keep = 0.0 if weights.skipped is None else weights.skipped.to(toward.dtype)
-            momenta[i].mul_(self.momentum + (1 - self.momentum) * keep).add_(toward * (1 - keep))
-            scores[i].sub_(lr[i] * momenta[i])
+        layers = list(weights.grads)
+        if not layers:
+            return
+        every = weights.grads, weights.values, self.layers("scores"), self.layers("momenta"), lr
+        grads, values, scores, momenta, rates = ([of[i] for i in layers] for of in every)
+        toward = torch._foreach_mul(torch._foreach_mul(grads, values), torch._foreach_sign(scores))
+        torch._foreach_add_(toward, scores, alpha=self.decay)
+        if weights.skipped is None:
+            torch._foreach_mul_(momenta, self.momentum)
+            torch._foreach_add_(momenta, toward)
+        else:
+            for momentum, direction in zip(momenta, toward):
+                momentum.copy_(torch.where(weights.skipped, momentum, self.momentum * momentum + direction))
+        torch._foreach_addcmul_(scores, momenta, rates, value=-1.0)
+        for i in layers:
             weights.parameters[i].grad = None  # an optimizer passes over what has no gradient: no step, no decay
