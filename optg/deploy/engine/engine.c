@@ -48,7 +48,11 @@ typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias
 typedef int32_t ints __attribute__((vector_size(4 * LANES), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define UNROLL _Pragma("GCC unroll 32")
+#endif
 #define BYTES ((int64_t)sizeof(vec))
 
 INLINE vec splat(float x) { return (vec){0} + x; }
