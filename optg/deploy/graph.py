@@ -177,6 +177,10 @@ def user_inputs(program: ExportedProgram) -> list[tuple[str, tuple[int | None, .
     return found
 
 
+# Whether a view is possible depends on strides, and so on how the value before was computed; a reshape always is.
+VIEWS = ("aten.view.default", "aten._unsafe_view.default")
+
+
 def translate(model: nn.Module, program: ExportedProgram) -> Graph:
     """torch.export's program as ours: tensors under their names in the state_dict, dead and trivial nodes left out."""
     tensors, kinds, aliases = state_of(model)
@@ -217,7 +221,8 @@ def translate(model: nn.Module, program: ExportedProgram) -> Graph:
         else:
             refs[node.name] = named(node.name)
             args, kwargs = translated(tuple(node.args), refs), translated(dict(node.kwargs), refs)
-            nodes.append(Node(refs[node.name].name, name_of(node.target), args, kwargs))
+            op = name_of(node.target)
+            nodes.append(Node(refs[node.name].name, "aten.reshape.default" if op in VIEWS else op, args, kwargs))
     outputs = translated_outputs(program, refs)
     names = [refs[name].name for name, _, _ in inputs]
     shapes, dtypes = [shape for _, shape, _ in inputs], [dtype for _, _, dtype in inputs]
