@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from optg.accounting import as_arguments
 from optg.deploy.engine import structs
 from optg.deploy.engine.build import Library, NoCompiler, library
 from optg.deploy.engine.lower import Lowered, lower
@@ -31,8 +32,8 @@ def compile(model: nn.Module, example_input: Any, threads: int | None = None, *,
     """A copy of the model, in evaluation mode, that runs on the CPU and skips zero weights.
 
     Args:
-        example_input: what the model is called with: a tensor, or a tuple of tensors. The batch may later have any size, if
-            the model allows it; it is planned for when it is first seen.
+        example_input: what the model is called with: a tensor, a tuple of tensors, or a dict of named ones. The batch may later
+            have any other size, if the model allows it; what has to be planned for it is, when it is first seen.
         threads: how many; by default as many as torch uses. Results do not depend on it.
         isa: native, avx512, avx2 or scalar, to compile the engine for.
     """
@@ -42,7 +43,10 @@ def compile(model: nn.Module, example_input: Any, threads: int | None = None, *,
     for name, dtype in zip(graph.inputs, graph.dtypes):
         if dtype != torch.float32:
             raise ValueError(f"the input {name} is of {dtype}; the engine takes torch.float32")
-    return Compiled(graph, threads or torch.get_num_threads(), isa)
+    fast = Compiled(graph, threads or torch.get_num_threads(), isa)
+    args, kwargs = as_arguments(example_input)
+    fast(*(value.cpu() for value in args), **{name: value.cpu() for name, value in kwargs.items()})  # plans for this batch
+    return fast
 
 
 @dataclass
@@ -81,7 +85,10 @@ class Compiled:
             self.pool = self.library.c.engine_pool(threads, cores())
             self.threads = self.library.c.engine_pool_threads(self.pool) if self.pool else 1
 
-    def __call__(self, *inputs: Tensor) -> Any:
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
+        if unknown := named.keys() - set(self.graph.inputs[len(inputs) :]):
+            raise ValueError(f"unknown input {min(unknown)}; expected {', '.join(self.graph.inputs)}")
+        inputs = (*inputs, *(named[name] for name in self.graph.inputs[len(inputs) :] if name in named))
         check_inputs(self.graph, inputs)
         for name, value in zip(self.graph.inputs, inputs):
             if value.dtype != torch.float32 or value.device.type != "cpu":

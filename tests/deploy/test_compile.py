@@ -80,6 +80,9 @@ def test_two_inputs_and_an_output_that_is_one() -> None:
     torch.manual_seed(0)
     model, x, y = TwoInputs(), torch.randn(3, 2, 6, 5), torch.randn(3, 2, 6, 5)
     z, flat, same = optg.compile(model, (x, y))(x, y)
+    assert torch.equal(optg.compile(model, {"y": y, "x": x})(x=x, y=y)[0], z)
+    with pytest.raises(ValueError, match="unknown input w; expected x, y"):
+        optg.compile(model, (x, y))(x, w=y)
     torch.testing.assert_close(z, model(x, y)[0].detach(), rtol=1e-5, atol=1e-6)
     assert torch.equal(flat, z.flatten(1)) and torch.equal(same, x)
 
@@ -160,7 +163,5 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_the_table_says_how_each_layer_runs() -> None:
     model = sparse("digits", 0.9)
     x = torch.randn(1, *SHAPES["digits"])
-    fast = optg.compile(model, x)
-    fast(x)
-    text = repr(fast)
+    text = repr(optg.compile(model, x))
     assert " 3×3 + relu" in text and "linear" not in text and "100.0%" in text

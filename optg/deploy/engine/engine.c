@@ -215,12 +215,15 @@ INLINE void add_tap(const int G, const int R, const int W, const int ROWS, const
   }
 }
 
+enum { AHEAD = 2048 }; /* bytes */
+
 /* So many taps; returns the one after the last. CHAINS at a time go into sums of their own: one chain of additions would wait
    for itself. */
 INLINE const char *add_taps(const int G, const int R, const int W, const int CHAINS, const int ROWS, const int COLUMNS,
                             const char *tap, int64_t count, const char *const *row, int64_t column, vec *sums) {
   const int64_t size = 4 + 4 * G;
   for (; count >= CHAINS; count -= CHAINS, tap += CHAINS * size) {
+    if (G * R * W <= 16) __builtin_prefetch(tap + AHEAD); /* small tiles use up taps faster than memory delivers them */
     UNROLL for (int c = 0; c < CHAINS; c++)
       add_tap(G, R, W, ROWS, COLUMNS, tap + c * size, row, column, sums + c * G * R * W);
   }
@@ -405,7 +408,7 @@ static void convolution(const context *c, const step *s) {
   finish_filters(c, s, first, last);
 }
 
-/* Convolutions of one pixel, each the next one's input: strip by strip, so that a strip is still in the cache when it is read. */
+/* Convolutions of one pixel that follow each other: strip by strip, so that a strip is still in the cache when it is read. */
 static void chain(const context *c, const step *first, int64_t *times) {
   for (int64_t i = 0; i < first->strip_count; i++)
     for (const step *s = first; s <= first + first->chained; s++) {
@@ -448,9 +451,10 @@ static void mean(const context *c, const step *s) {
   for (int64_t o = first; o < last; o++) {
     vec sum = splat(0);
     for (int64_t r = 0; r < s->rows; r++)
-      for (int64_t w = 0; w < s->columns; w++)
-        sum += choose(((const ints *)s->weights)[r * s->columns + w], *(const vec *)(in + o * s->in.channel + r * s->in.row + w * BYTES),
-                      splat(0));
+      for (int64_t w = 0; w < s->columns; w++) {
+        const vec x = *(const vec *)(in + o * s->in.channel + r * s->in.row + w * BYTES);
+        sum += choose(((const ints *)s->weights)[r * s->columns + w], x, splat(0));
+      }
     vec result = splat(0);
     for (int64_t i = 0; i < s->images; i++) {
       float one = 0;
