@@ -314,7 +314,7 @@ def take(args: list[str], *flags: str) -> tuple[dict[str, str | None], list[str]
 def main() -> None:
     args = sys.argv[1:]
     warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"  # a log needs no line of code
-    sys.path.insert(0, os.getcwd())  # where a model or dataset of one's own may be
+    sys.path.append(os.getcwd())  # where a model or dataset of one's own may be; last, so that no folder hides a package
     try:
         if args[:1] == ["train"]:
             train(args[1:])

@@ -265,10 +265,9 @@ class SparseWeights:
 
     def settle(self) -> None:
         """Latent <- parameters, parameters <- effective: when the optimizer has stepped and the mask is that of now."""
-        if self.latent is None or self.reshape is not None:
-            self.store_latent()
-            self.show_effective()
-        elif (table := self.table(values := self.values, self.masks, self.latent)) is not None:
+        values = self.values
+        plain = self.latent is not None and self.reshape is None
+        if plain and (table := self.table(values, self.masks, self.latent or [])) is not None:
             self.kernels.settle(table, values[0].dtype)
         else:
             self.store_latent()

@@ -58,7 +58,7 @@ class Tables:
         device = lists[0][0].device
         if capturing and (shape not in self.spare or (sizes, device) not in BLOCKS):  # not even one step before
             return None
-        if not all(alike(tensors) for tensors in zip(*lists)):
+        if not all(alike(tensors) for tensors in zip(*lists)) or any(len({t.dtype for t in tensors}) > 1 for tensors in lists):
             return None
         if (sizes, device) not in BLOCKS:
             BLOCKS[sizes, device] = torch.from_numpy(split(np.array(sizes))).to(device)
