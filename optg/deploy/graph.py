@@ -360,7 +360,10 @@ def execute(
             named = filled(node.kwargs, values) if node.kwargs else {}
             if node.op in CREATING:
                 named["device"] = values[DEVICE]
-            value = resolve(node.op)(*filled(node.args, values), **named)
+            args = filled(node.args, values)
+            if node.op in SPLITTING and max(args[0].shape, default=0) > WINDOW:
+                raise ValueError(f"of a tensor of {tuple(args[0].shape)} it would make too many")
+            value = resolve(node.op)(*args, **named)
         except Exception as error:  # whatever torch raises for such arguments
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise GraphError(f"node {node.name} ({node.op}) failed: {reason}") from error
@@ -383,11 +386,14 @@ def last_uses(graph: Graph) -> dict[str, list[str]]:
 
 
 DEVICE = ""  # no value has this name
-CREATING = frozenset(  # operations that make tensors of no tensor
-    f"aten.{name}.{overload}"
-    for name in ("arange", "eye", "full", "ones", "scalar_tensor", "zeros")
-    for overload in getattr(torch.ops.aten, name).overloads()
-)
+
+
+def overloads(*names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}.{overload}" for name in names for overload in getattr(torch.ops.aten, name).overloads())
+
+
+CREATING = overloads("arange", "eye", "full", "ones", "scalar_tensor", "zeros")  # operations that make tensors of no tensor
+SPLITTING = overloads("chunk", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split")  # many tensors of one
 
 
 def filled(value: Any, values: dict[str, Any]) -> Any:
@@ -457,29 +463,25 @@ PLAIN: dict[str, Callable[..., Any]] = {
 # numbers, or takes memory by address.
 PURE = frozenset(
     """
-    _adaptive_avg_pool2d _safe_softmax _softmax _log_softmax
-    _to_copy _unsafe_view
-    abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d add addcdiv
-    addcmul addmm all amax amin any arange argmax argmin atan atan2 avg_pool1d avg_pool2d avg_pool3d
-    baddbmm batch_norm bitwise_and bitwise_not bitwise_or bmm broadcast_to
-    cat ceil celu channel_shuffle chunk clamp clamp_max clamp_min clone constant_pad_nd contiguous conv1d conv2d conv3d
-    conv_transpose1d conv_transpose2d convolution copy cos cumsum
-    div einsum elu embedding eq erf exp expand expand_as eye
-    flatten flip floor floor_divide fmod full full_like
-    gather ge gelu glu group_norm gt
-    hardsigmoid hardswish hardtanh index index_select instance_norm isfinite isinf isnan
-    layer_norm le leaky_relu linalg_vector_norm linear log log1p log2 log_softmax logical_and logical_not logical_or
-    logsumexp lt
-    masked_fill matmul max max_pool1d max_pool2d max_pool2d_with_indices max_pool3d maximum mean min minimum mish mm
-    movedim mul narrow native_group_norm native_layer_norm ne neg new_full new_ones new_zeros numpy_T
-    ones ones_like pad permute pixel_shuffle pixel_unshuffle pow prelu prod
-    reciprocal reflection_pad1d reflection_pad2d relu relu6 remainder repeat repeat_interleave replication_pad1d
-    replication_pad2d reshape rms_norm roll round rsqrt rsub
-    scalar_tensor scaled_dot_product_attention select select_scatter selu sigmoid sign silu sin slice slice_scatter
-    softmax softplus split split_with_sizes sqrt square squeeze stack std sub sum sym_size sym_numel sym_stride
-    t tanh threshold tile to topk transpose tril triu true_divide type_as
-    unbind unflatten unfold unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_nearest1d upsample_nearest2d
-    var var_mean view where zeros zeros_like
+    _adaptive_avg_pool2d _log_softmax _safe_softmax _softmax _to_copy _unsafe_view abs acos adaptive_avg_pool1d
+    adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d add addcdiv addcmul addmm addmv all amax
+    amin any arange argmax argmin argsort asin atan atan2 atleast_1d atleast_2d atleast_3d avg_pool1d avg_pool2d avg_pool3d
+    baddbmm batch_norm bitwise_and bitwise_not bitwise_or bitwise_xor bmm broadcast_to cat ceil celu channel_shuffle chunk
+    clamp clamp_max clamp_min clip clone column_stack constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d convolution copy cos cosh cosine_similarity cumprod cumsum diagonal div dot einsum elu embedding eq erf
+    exp expand expand_as expm1 eye fill flatten flip floor floor_divide fmod frobenius_norm full full_like gather ge gelu glu
+    grid_sampler grid_sampler_2d group_norm gt hardshrink hardsigmoid hardswish hardtanh hstack im2col index index_put
+    index_select inner instance_norm isclose isfinite isinf isnan layer_norm le leaky_relu lerp linalg_norm linalg_vector_norm
+    linear log log10 log1p log2 log_sigmoid log_softmax logaddexp logical_and logical_not logical_or logical_xor logit
+    logsumexp lt masked_fill matmul max max_pool1d max_pool2d max_pool2d_with_indices max_pool3d maximum mean meshgrid min
+    minimum mish mm moveaxis movedim mul mv nan_to_num narrow native_group_norm native_layer_norm ne neg new_full new_ones
+    new_zeros norm numpy_T ones ones_like outer pad permute pixel_shuffle pixel_unshuffle pow prelu prod reciprocal
+    reflection_pad1d reflection_pad2d relu relu6 remainder repeat repeat_interleave replication_pad1d replication_pad2d reshape
+    reshape_as rms_norm roll round rsqrt rsub scalar_tensor scaled_dot_product_attention scatter select select_scatter selu
+    sigmoid sign silu sin sinh slice slice_scatter softmax softplus softshrink sort split split_with_sizes sqrt square squeeze
+    stack std std_mean sub sum swapaxes sym_numel sym_size sym_stride t take_along_dim tan tanh tensordot threshold tile to
+    topk transpose tril triu true_divide type_as unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze upsample_bicubic2d
+    upsample_bilinear2d upsample_nearest1d upsample_nearest2d var var_mean view view_as vstack where zeros zeros_like
     """.split()  # noqa: SIM905
 )
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -525,7 +527,7 @@ def largest_size(op: str) -> int:
     """Some kernels do not expect numbers near the end of their range: they crash, or never end."""
     if "slice" in op:
         return LARGEST  # that far goes a slice to the end
-    return WINDOW if "pool" in op or "conv" in op else 2**31
+    return WINDOW if any(word in op for word in ("pool", "conv", "chunk")) else 2**31
 
 
 WINDOW = 2**16
