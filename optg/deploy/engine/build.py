@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
     rows: int
     columns: int
     stride: int
-    framed: int = 0  # does it make a whole image, without the padding?
+    framed: int = 0  # does it make whole rows of an image, without the padding?
 
 
 class Library:

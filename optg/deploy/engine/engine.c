@@ -233,8 +233,8 @@ INLINE const char *add_taps(const int G, const int R, const int W, const int CHA
 }
 
 /* G channels of R rows of W vectors. S is the stride between columns, 0 if it is only known at run time.
-   A framed kernel makes a whole small image. Its taps are sorted by the edge where they see padding, which it leaves out: of a
-   3 x 3 kernel's work on 4 x 4 pixels that is a third, and the input needs no halo. */
+   A framed kernel makes whole rows of a small image. Its taps are sorted by the edge where they see padding, which it leaves
+   out: of a 3 x 3 kernel's work on 4 x 4 pixels that is a third, and the input needs no halo. */
 INLINE void convolve(const int G, const int R, const int W, const int S, const int FRAMED, const job *j) {
   const int T = G * R * W, CHAINS = T >= (FRAMED ? 10 : 6) ? 1 : T >= (FRAMED ? 5 : 3) ? 2 : 4;
   vec sums[32];
@@ -295,9 +295,11 @@ INLINE void convolve(const int G, const int R, const int W, const int S, const i
 #endif
 
 #if ACCUMULATORS == 28
-#define FRAMED(K) K(1, 1, 1, 1) K(1, 2, 2, 1) K(1, 3, 3, 1) K(1, 4, 4, 1) K(1, 5, 5, 1)
+#define FRAMED(K) \
+  K(1, 1, 1, 1) K(1, 2, 2, 1) K(1, 3, 3, 1) K(1, 4, 4, 1) K(1, 5, 5, 1) \
+  K(1, 3, 7, 1) K(1, 4, 7, 1) K(1, 2, 8, 1) K(1, 3, 8, 1) K(1, 1, 14, 1) K(1, 1, 16, 1)
 #else
-#define FRAMED(K) K(1, 1, 1, 1) K(1, 2, 2, 1) K(1, 3, 3, 1)
+#define FRAMED(K) K(1, 1, 1, 1) K(1, 2, 2, 1) K(1, 3, 3, 1) K(1, 1, 7, 1) K(1, 1, 8, 1)
 #endif
 
 #define DEFINE(G, R, W, S) \

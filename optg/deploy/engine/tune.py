@@ -40,13 +40,15 @@ def pieces(first: int, last: int, most: int) -> list[tuple[int, int]]:
 
 
 def can_be_framed(op: Conv, source: Shape, output: Shape, grid: Grid, library: Library) -> bool:
-    """Can a tile be the whole image, with kernels that leave out the padding? Then the input needs no halo."""
+    """Are there kernels for whole rows of this image that leave out the padding? Then the input needs no halo."""
     window = op.window
     ends = [(k - 1) * d - p for k, d, p in zip(window.kernel, window.dilation, window.padding)]
     narrow = all(0 <= n <= 1 for n in (*window.padding, *ends)) and any(window.padding)
     alone = grid.rows == grid.columns == 1 and window.stride == (1, 1) and source[1:] == output[1:]
     sparse = op.nonzero < FRAMED * op.weight.size
-    return narrow and alone and sparse and Kernel(1, *output[1:], 1, 1) in library.kernels
+    _, height, width = output
+    known = {kernel.rows for kernel in library.kernels if kernel.framed and kernel.columns == width}
+    return narrow and alone and sparse and any({b - a for a, b in pieces(0, height, rows)} <= known for rows in known)
 
 
 class Layer:
@@ -75,9 +77,7 @@ class Layer:
         stride = self.stride[1] if columns > 1 else 1
         kernels = self.library.kernels
         if self.framed:
-            return (
-                kernels.get(Kernel(channels, rows, columns, 1, 1), -1) if (rows, columns) == (self.rows, self.columns) else -1
-            )
+            return kernels.get(Kernel(channels, rows, columns, 1, 1), -1) if columns == self.columns else -1
         return kernels.get(Kernel(channels, rows, columns, stride), kernels.get(Kernel(channels, rows, columns, 0), -1))
 
     def possible(self, tiling: Tiling) -> bool:
