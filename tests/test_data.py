@@ -124,7 +124,9 @@ def test_batches(make: Callable[..., Data]) -> None:
         assert images.shape == (8, *data.shape) and images.dtype == torch.float32 and images.is_contiguous()
         assert labels.shape == (8,) and labels.dtype == torch.int64 and labels.min() >= 0 and labels.max() < data.classes
     sizes = [len(labels) for _, labels in data.test()]
-    assert sum(sizes) == data.sizes[1] and set(sizes[:-1]) <= {8} and sizes[-1] == (data.sizes[1] % 8 or 8)
+    together = data.test_batch
+    assert together >= 8 and sum(sizes) == data.sizes[1]
+    assert set(sizes[:-1]) <= {together} and sizes[-1] == (data.sizes[1] % together or together)
 
 
 def test_an_epoch_is_a_function_of_seed_and_epoch(make: Callable[..., Data]) -> None:

@@ -176,8 +176,9 @@ class Compiled:
         assert self.library is not None
         if images not in part.programs:
             segment = part.segment
+            known = self.tuner.known_cut(segment, images)
             choices = cuts(segment, images) if images > 1 else [0]
-            if (known := self.tuner.known_cut(segment, images)) in choices:
+            if known is not None and images > 1 and 0 <= known <= len(segment.ops):
                 choices = [known]
             programs = [Program(segment, images, cut, self.library, self.tuner) for cut in choices]
             part.programs[images] = programs[0]

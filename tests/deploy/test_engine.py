@@ -72,7 +72,7 @@ def compiled(graph: Graph, threads: int = 1, isa: str | None = None, cut: int | 
     made = Compiled(graph, threads, isa)
     made.tuner = Any_tile(made.library)
     if cut is not None:
-        made.tuner.known_cut = lambda segment, images: cut
+        made.tuner.known_cut = lambda segment, images: min(cut, len(segment.ops))
     return made
 
 
