@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -460,7 +461,8 @@ def draw(report: Report, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[-1]:
         axis.set_xlabel("images a second")
-    figure.suptitle(f"{summary(report)}\n{report.hardware}; ×: against the best other in f32", fontsize=8, x=0.01, ha="left")
+    title = [*textwrap.wrap(summary(report), 65 * len(threads)), f"{report.hardware}; ×: against the best other in f32"]
+    figure.suptitle("\n".join(title), fontsize=8, x=0.01, ha="left")
     with packed.appearing(path) as partial:
         figure.savefig(partial, format=path.suffix[1:], dpi=150)
     plt.close(figure)
