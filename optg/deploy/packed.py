@@ -27,7 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optg.deploy.graph import DTYPES, Graph, GraphError, check_inputs, dry_run, execute, from_json, last_uses, to_json
+from optg.deploy.graph import Graph, check_inputs, dry_run, execute, last_uses
+from optg.deploy.operations import GraphError
+from optg.deploy.plain import DTYPES, from_json, to_json
 from optg.training.checkpoint import sync
 
 MAGIC = b"\x93optg\r\n\x1a"

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from optg.accounting import count
 from optg.deploy import bench, packed
-from optg.deploy.bench import ENGINES, Engine, Report, Subject, Timing
+from optg.deploy.bench import ENGINES, Engine, Subject
 from optg.deploy.graph import capture
 from optg.deploy.packed import About
+from optg.deploy.timings import Report, Timing, draw, table, verdicts
 from tests.deploy.nets import captured
 from tests.deploy.test_export import Cli, cli  # noqa: F401
 
@@ -142,20 +143,20 @@ def test_turns_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_table_shows_what_was_measured() -> None:
     console = Console(width=80, record=True, file=StringIO())
-    console.print(bench.table(REPORT))
+    console.print(table(REPORT))
     text = console.export_text()
     assert "[a]: 0.000 MB packed, 2.00% of" in text and "3 of 9 parameters" in text and "a CPU, 2 cores" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["optg", "1.000", "0.900–1.200", "1,000", "8.00", "1e-07"] in rows
     assert ["optg", "4.000", "3.600–4.800", "8,000", "0.50", "1e-07"] in rows
-    assert list(bench.verdicts(REPORT)) == [  # bf16 is not what float32 is measured against
+    assert list(verdicts(REPORT)) == [  # bf16 is not what float32 is measured against
         "batch 1, 1 thread: optg is 3.00 × as fast as onnxruntime, the best other in float32",
         "batch 32, 2 threads: optg is 0.50 × as fast as torch, the best other in float32",
     ]
 
 
 def test_the_figure_has_a_bar_for_each_engine(tmp_path: Path) -> None:
-    bench.draw(REPORT, tmp_path / "b.svg")
+    draw(REPORT, tmp_path / "b.svg")
     assert (tmp_path / "b.svg").read_text().count("</svg>") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["b.svg"]
 

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from optg.deploy.graph import PURE, Graph, GraphError, Node, Ref, capture, dry_run, from_json, is_pure, run, to_json
+from optg.deploy.graph import Graph, capture, dry_run, run
+from optg.deploy.operations import PURE, GraphError, Node, Ref, is_pure
+from optg.deploy.plain import from_json, to_json
 from tests.deploy.nets import SHAPES, Odd, captured, sparse
 from tests.small import convnet
 

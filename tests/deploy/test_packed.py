@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 import optg
 from optg.deploy import packed
-from optg.deploy.graph import DTYPES, Graph, GraphError, Ref, capture
+from optg.deploy.graph import Graph, capture
+from optg.deploy.operations import GraphError, Ref
 from optg.deploy.packed import MAGIC, PREFIX, VERSION, About, Packed, PackedError, pack, same_bits, unpack
+from optg.deploy.plain import DTYPES
 from tests.deploy.nets import SHAPES, Odd, captured, sparse
 
 ABOUT = About(
