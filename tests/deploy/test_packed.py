@@ -374,7 +374,7 @@ def edited(chance: random.Random) -> bytes:
                 source = source[step]
             holder[key] = copy.deepcopy(source)
         else:
-            holder[key] = chance.choice(STRANGE)
+            holder[key] = copy.deepcopy(chance.choice(STRANGE))
     return joined(header, body, checked=chance.random() < 0.98)
 
 
