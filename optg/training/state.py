@@ -42,6 +42,11 @@ def gather(
     return tensors, {"optimizer": plain, "sparsifier": sparse}
 
 
+def arranged_as(parameter: Tensor, t: Tensor) -> Tensor:
+    """The same values in the parameter's memory format, which fused optimizers ask of their state."""
+    return torch.empty_like(local(parameter), dtype=t.dtype, device=t.device).copy_(t)
+
+
 def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -59,7 +64,7 @@ def restore(
         if name.startswith("optimizer."):
             _, i, key = name.split(".", 2)
             p = parameters[int(i)]
-            states.setdefault(int(i), {})[key] = like(p, piece_of(p, t)) if t.shape == p.shape else t
+            states.setdefault(int(i), {})[key] = like(p, arranged_as(p, piece_of(p, t))) if t.shape == p.shape else t
     for name, value in values["optimizer"].items():
         i, key = name.split(".", 1)
         states.setdefault(int(i), {})[key] = value
