@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from optg.accounting import as_arguments, first_tensor, undisturbed
 from optg.deploy.operations import CREATING, PLAIN, SPLITTING, WINDOW, GraphError, Node, Ref, refs_in, resolve
+from optg.deploy.shapes import shape_of
 from optg.weights import bare
 
 Kind = Literal["parameter", "buffer", "constant"]  # a constant is not in the state_dict
@@ -321,6 +322,7 @@ def execute(
     """
     values: dict[str, Any] = {**tensors, **dict(zip(graph.inputs, inputs)), DEVICE: inputs[0].device}
     over = last_uses(graph) if over is None else over
+    dry = inputs[0].device.type == "meta"
     for node in graph.nodes:
         try:
             named = filled(node.kwargs, values) if node.kwargs else {}
@@ -329,7 +331,9 @@ def execute(
             args = filled(node.args, values)
             if node.op in SPLITTING and max(args[0].shape, default=0) > WINDOW:
                 raise ValueError(f"of a tensor of {tuple(args[0].shape)} it would make too many")
-            value = resolve(node.op)(*args, **named)
+            value = shape_of(node.op, args, named) if dry else None
+            if value is None:
+                value = resolve(node.op)(*args, **named)
         except Exception as error:  # whatever torch raises for such arguments
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise GraphError(f"node {node.name} ({node.op}) failed: {reason}") from error
