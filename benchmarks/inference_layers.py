@@ -2,8 +2,8 @@
 
     python benchmarks/inference_layers.py --model resnet50 --sparsity 0.9 --batch 1 --threads 1
 
-The masks are random, with a layer's density ∝ ERK's to a power; by default ResNet-50's is such that its FLOPs are those of OptG
-in the paper (342 M, 221 M and 126 M at 90, 95 and 98 %). --power 0 is uniform, --power 1 is ERK.
+The masks are random, with a layer's density ∝ ERK's to a power: by default the one that gives the model the FLOPs it has under
+OptG. --power 0 is uniform, --power 1 is ERK.
 """
 
 import argparse
@@ -20,7 +20,11 @@ from optg.models import build
 from optg.ranking import zeros_at
 
 FLOOR = 58.0  # GMAC/s of one core, all operands in registers or the first cache
-FLOPS = {0.9: 342e6, 0.95: 221e6, 0.98: 126e6}  # of OptG's ResNet-50, Table 2 of the paper
+FLOPS = {  # under OptG: Tables 2 and 3 of the paper; VGG-19's in RESULTS.md
+    "resnet50": {0.9: 342e6, 0.95: 221e6, 0.98: 126e6},
+    "mobilenet_v1": {0.8: 124e6, 0.9: 80e6},
+    "vgg19": {0.9: 40e6, 0.95: 27.8e6, 0.98: 19.7e6},
+}
 SIZES = {"resnet50": (1000, 224), "mobilenet_v1": (1000, 224), "vgg19": (10, 32)}
 
 
@@ -39,11 +43,12 @@ def sparsify(model: nn.Module, sparsity: float, power: float, seed: int = 0) -> 
     return model
 
 
-def optg_power(sparsity: float) -> float:
-    """The power that gives ResNet-50 the FLOPs it has under OptG, by bisection; 0.5 where the paper has no row."""
-    if sparsity not in FLOPS:
+def optg_power(name: str, sparsity: float) -> float:
+    """The power that gives the model the FLOPs it has under OptG, by bisection; 0.5 where they are not known."""
+    if sparsity not in FLOPS[name]:
         return 0.5
-    account = accounting.count(build("resnet50", 1000), torch.zeros(1, 3, 224, 224))
+    classes, size = SIZES[name]
+    account = accounting.count(build(name, classes), torch.zeros(1, 3, size, size))
     shapes = [torch.Size(layer.shape) for layer in account.layers]
     sizes = [shape.numel() for shape in shapes]
     low, high = -2.0, 2.0
@@ -52,7 +57,7 @@ def optg_power(sparsity: float) -> float:
         shares = [share**power for share in allocation.erk(shapes)]
         kept = allocation.fill(shares, sizes, sum(sizes) - zeros_at(sparsity, sum(sizes)))
         flops = sum(k * layer.positions for k, layer in zip(kept, account.layers))
-        low, high = (power, high) if flops < FLOPS[sparsity] else (low, power)
+        low, high = (power, high) if flops < FLOPS[name][sparsity] else (low, power)
     return power
 
 
@@ -77,7 +82,7 @@ def main() -> None:
     classes, size = SIZES[options.model]
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    power = optg_power(options.sparsity) if options.power is None else options.power
+    power = optg_power(options.model, options.sparsity) if options.power is None else options.power
     model = settle(sparsify(build(options.model, classes), options.sparsity, power))
     x = torch.randn(options.batch, 3, size, size)
     fast = optg.compile(model, x, threads=options.threads)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optg import methods
     from optg.deploy.compile import compile
+    from optg.deploy.export import save
     from optg.deploy.packed import load
     from optg.sparsifier import Sparsifier, sparsify
 
-__all__ = ["Sparsifier", "compile", "load", "methods", "sparsify"]
+__all__ = ["Sparsifier", "compile", "load", "methods", "save", "sparsify"]
 __version__ = "0.1.0"
-HOMES = {"compile": "optg.deploy.compile", "load": "optg.deploy.packed"}
+HOMES = {"compile": "optg.deploy.compile", "load": "optg.deploy.packed", "save": "optg.deploy.export"}
 
 
 def __getattr__(name: str) -> Any:

@@ -73,7 +73,7 @@ def open_subject(subject: Subject) -> Trained:
         size, reason = "×".join(map(str, shape)), next(iter(str(error).splitlines()), "")
         raise ValueError(f"{subject.what} does not take images of {size}; give another --shape ({reason})") from error
     name = f"{subject.what} with random weights and random ERK masks of sparsity {subject.sparsity:g}"
-    return Trained(model.eval(), About(name, classes, shape, account=account_of(model, shape)))
+    return Trained(model.eval(), About(name, classes, shape, account=account_of(model, torch.zeros(1, *shape))))
 
 
 def usual_classes(name: str) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import optg
 from optg import data as datasets
 from optg import models
-from optg.accounting import count
+from optg.accounting import as_arguments, count, first_tensor, undisturbed
 from optg.data import cifar, digits, imagenet, synthetic
 from optg.deploy import packed
 from optg.deploy.graph import capture
@@ -110,15 +110,14 @@ def described(model: nn.Module, plan: Plan, facts: dict[str, Any], more: dict[st
     origin |= {key: facts[key] for key in ("accuracy", "sparsity", "revision") if key in facts and not more}
     origin |= more | {"exported_by": f"optg {optg.__version__}, torch {torch.__version__}", "exported_at": revision()}
     shape = tuple(facts["shape"])
-    about = About(
-        plan.name, facts["classes"], shape, account=account_of(model, shape), origin=origin, **seen_by(settings, shape)
-    )
+    account = account_of(model, torch.zeros(1, *shape, dtype=next(model.parameters()).dtype))
+    about = About(plan.name, facts["classes"], shape, account=account, origin=origin, **seen_by(settings, shape))
     return Trained(model.eval(), about, plan)
 
 
-def account_of(model: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
+def account_of(model: nn.Module, example_input: Any) -> dict[str, int]:
     """Parameters and FLOPs, with and without the zeros."""
-    found = count(model, torch.zeros(1, *shape, dtype=next(model.parameters()).dtype))
+    found = count(model, example_input)
     return {key: getattr(found, key) for key in ("parameters", "nonzero", "flops", "dense_flops")}
 
 
@@ -142,6 +141,29 @@ def seen_by(settings: recipe.Recipe, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 # ---- writing
+
+
+def save(model: nn.Module, path: str | Path, example_input: Any, *, values: Values = "float32", name: str = "model") -> int:
+    """Write any model as a packed file, for `optg.load`, `optg run` and `optg bench`. Returns its size in bytes.
+
+    Args:
+        example_input: what the model is called with: a tensor, a tuple of tensors, or a dict of named ones.
+        values: what weights are written as: float32 (as they are) or bfloat16 (rounded).
+        name: for people.
+    """
+    args, kwargs = as_arguments(example_input)
+    with undisturbed(model):
+        outputs = model(*args, **kwargs)
+    classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim == 2 else 0
+    shape = tuple(first_tensor(example_input).shape[1:])
+    graph = capture(model, example_input)
+    graph = dataclasses.replace(graph, tensors={key: plain_zeros(t.cpu()) for key, t in graph.tensors.items()})
+    return packed.save(Path(path), graph, About(name, classes, shape, account=account_of(model, example_input)), values)
+
+
+def plain_zeros(tensor: Tensor) -> Tensor:
+    """The same values, no zero with a sign: products with a mask leave such, and a file would keep each of them."""
+    return tensor.masked_fill(tensor == 0, 0)
 
 
 def export(path: Path, to: Form, output: Path | None, values: Values) -> str:

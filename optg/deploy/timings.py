@@ -75,14 +75,14 @@ def table(report: Report) -> Table:
         made.add_column(column, justify="right", no_wrap=True)
     for (batch, threads), timings in by_setting(report).items():
         made.add_row(setting(batch, threads), style="italic")
-        torch_time = next((t.milliseconds for t in timings if t.engine == "torch"), float("nan"))
+        torch_time = next((t.milliseconds for t in timings if t.engine == "torch"), None)
         for t in timings:
             made.add_row(
                 f"  {t.engine}",
                 f"{t.milliseconds:,.3f}",
                 f"{t.low:,.3f}–{t.high:,.3f}",
                 f"{t.images_per_second:,.0f}",
-                f"{torch_time / t.milliseconds:.2f}",
+                f"{torch_time / t.milliseconds:.2f}" if torch_time else "",
                 f"{t.difference:.0e}",
                 style="bold" if t.engine == "optg" else "",
             )

@@ -163,7 +163,7 @@ def test_the_figure_has_a_bar_for_each_engine(tmp_path: Path) -> None:
 
 def test_a_model_of_ones_own_is_captured_for_its_size() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
-    trained = bench.Trained(model, About("own", 3, (3, 2, 2), account=bench.account_of(model, (3, 2, 2))))
+    trained = bench.Trained(model, About("own", 3, (3, 2, 2), account=bench.account_of(model, torch.zeros(1, 3, 2, 2))))
     about = bench.describe(trained)
     assert about["dense_bytes"] == 4 * (36 + 3) and about["flops"] == 36
     assert about["packed_bytes"] == len(packed.pack(capture(model, trained.example), trained.about))

@@ -56,6 +56,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_any_model_is_saved_small_though_its_zeros_have_signs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 200), torch.nn.ReLU(), torch.nn.Linear(200, 7)).train()
+    with torch.no_grad():
+        for layer in (model[1], model[3]):
+            layer.weight *= torch.rand_like(layer.weight) < 0.05
+    size = optg.save(model, tmp_path / "model.optg", torch.randn(2, 3, 8, 8), name="mine")
+    assert model.training and size == (tmp_path / "model.optg").stat().st_size < 0.15 * 4 * 40_000
+    loaded = optg.load(tmp_path / "model.optg")
+    assert (loaded.about.name, loaded.about.classes, loaded.about.shape) == ("mine", 7, (3, 8, 8))
+    assert all(torch.equal(t, model.state_dict()[key]) for key, t in loaded.state_dict().items())
+    images = torch.randn(5, 3, 8, 8)
+    torch.testing.assert_close(loaded(images), model(images))
+
+
 def test_a_run_becomes_a_small_file_and_comes_back(run: Path, cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("export", run)
     assert code == 0 and f"{run}/model.optg" in out and "of the 0.394 MB of the dense float32 tensors" in out
