@@ -124,6 +124,7 @@ def report(fast: "optg.deploy.compile.Compiled", x: torch.Tensor, runs: int) -> 
             macs += work
             tiling = program.tilings[op.output]
             tile = "×".join(map(str, tiling[:3])) + "t" * tiling.trimmed + "o" * tiling.outside
+            tile += f"/{tiling.parts}" * (tiling.parts > 1)
             print(
                 f"{op.name:30} {'×'.join(map(str, shape)):>12} {op.nonzero / op.weight.size:8.2%} {tile:>9} {work:8.2f}"
                 f" {ms:8.3f} {alone:8.3f} {work / ms:7.1f} {work / ms / FLOOR:8.0%}"

@@ -67,6 +67,10 @@ def setting(batch: int, threads: int) -> str:
     return f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
 
 
+def digits(milliseconds: float) -> str:
+    return f"{milliseconds:,.{3 if milliseconds < 10 else 2 if milliseconds < 100 else 0}f}"
+
+
 def table(report: Report) -> Table:
     texts = {"title": escape(summary(report)), "caption": escape(report.hardware)}
     made = Table(**texts, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, show_edge=False)  # type: ignore[arg-type]
@@ -79,8 +83,8 @@ def table(report: Report) -> Table:
         for t in timings:
             made.add_row(
                 f"  {t.engine}",
-                f"{t.milliseconds:,.3f}",
-                f"{t.low:,.3f}–{t.high:,.3f}",
+                digits(t.milliseconds),
+                f"{digits(t.low)}–{digits(t.high)}",
                 f"{t.images_per_second:,.0f}",
                 f"{torch_time / t.milliseconds:.2f}" if torch_time else "",
                 f"{t.difference:.0e}",

@@ -1,7 +1,12 @@
 """optg.compile on whole nets, and as its users meet it."""
 
+import contextlib
 import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import optg
+from optg.deploy.bench import prune_at_random, settle_norms
 from optg.deploy.engine import build
 from tests.deploy.nets import SHAPES, Odd, sparse
 
@@ -52,6 +58,30 @@ def test_what_the_engine_does_not_know_runs_in_torch(name: str) -> None:
     assert fast.notes
     assert error(fast(x), exactly(model, x)) < 1e-5
     assert error(fast(x[:1]), exactly(model, x[:1])) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def torchvision() -> Iterator[ModuleType]:
+    """Its models. Operations that its compiled part defines are missing beside a CPU build of torch: two are declared here."""
+    if not find_spec("torchvision"):
+        pytest.skip("torchvision is not installed")
+    with contextlib.suppress(RuntimeError):  # they are there
+        library = torch.library.Library("torchvision", "DEF")
+        for missing in ("nms", "qnms"):
+            library.define(f"{missing}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    yield import_module("torchvision.models")
+
+
+@pytest.mark.parametrize("name", ["efficientnet_b0", "densenet121", "shufflenet_v2_x1_0"])
+def test_nets_of_torchvision(name: str, torchvision: ModuleType, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = getattr(torchvision, name)(), torch.randn(3, 3, 64, 64)
+    prune_at_random(model, 0.9)
+    settle_norms(model, x.shape[1:])
+    exact = exactly(model.eval(), x)
+    assert error(optg.compile(model, x[:1], threads=2)(x), exact) < 1e-4
+    optg.save(model, tmp_path / "model.optg", x)
+    assert error(optg.compile(optg.load(tmp_path / "model.optg"), x)(x), exact) < 1e-4
 
 
 def test_many_outputs_and_odd_parts() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from optg.deploy import compile as compile_module
 from optg.deploy.compile import Compiled
-from optg.deploy.engine import build, structs
+from optg.deploy.engine import build, structs, tune
 from optg.deploy.engine.layout import Grid, Halo, Layout, best_grid
 from optg.deploy.engine.tune import Layer, Tiling, Tuner
 from optg.deploy.graph import Graph, Node, Ref, run
@@ -40,11 +40,13 @@ class Any_tile(Tuner):
 
     random = random.Random(0)
     used: set[tuple[Any, ...]] = set()  # noqa: RUF012
+    parts: set[int] = set()  # noqa: RUF012
 
     def choose(self, step: Any, op: Any, source: Any, output: Any, added: Any, arena: int, strip: int | None) -> Any:
         layer = Layer(step, op, source, output, added, self.library, strip)
         tiling = self.random.choice(layer.candidates())._replace(outside=self.random.random() < 0.5)
         self.used.add((*tiling[:3], layer.stride[1]))
+        self.parts.add(tiling.parts)
         layer.fill(tiling)
         return tiling
 
@@ -120,13 +122,17 @@ def random_convolution(rng: random.Random) -> tuple[Graph, tuple[Tensor, ...], i
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_convolutions(isa: str, poisoned: None) -> None:
+def test_convolutions(isa: str, poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
     torch.manual_seed(1)
+    monkeypatch.setattr(tune, "FEWEST", 0.1)
+    Any_tile.parts.clear()
     for case in range(120):
         made, inputs, threads, cut = random_convolution(rng)
+        monkeypatch.setattr(tune, "PART", rng.choice([45e3, 1000, 300, 50]))
         error = difference(made, threads, isa, *inputs, cut=cut)
         assert error < 1e-5, (case, error, made.nodes, [x.shape for x in inputs])
+    assert {1, 2, 3} <= Any_tile.parts
 
 
 OPERATIONS: dict[str, tuple[Any, ...]] = {

@@ -7,7 +7,8 @@
 
    Work. A convolution is a list of taps per output channel: (offset of the input, weight), zeros left out. A tile of outputs
    stays in registers while the taps stream by; each tap costs one multiply-add with a memory operand per vector of the tile.
-   Where weights are dense, a few output channels share their taps and so their loads.
+   Where weights are dense, a few output channels share their taps and so their loads. Where a tile sees more of the input than
+   the first cache holds, it comes several times, each time for some of the input's channels.
 
    Order. Threads share out whole output channels or whole images: every number is made by the same operations in the same
    order, whatever the number of threads. */
@@ -130,7 +131,8 @@ typedef struct { /* a rectangle of positions, and the kernels for it */
   int64_t in, out, add; /* bytes from the views' start */
   int32_t rows, columns;
   int32_t shared, single; /* kernels for a group of channels, and for one left over */
-  int64_t filters;        /* tiles at an edge may have filters of their own: the first of them */
+  int32_t first, last;    /* of several times that it comes, each for some of the input's channels? */
+  int64_t filters;        /* tiles may have filters of their own, at an edge or for some channels: the first of them */
 } tile;
 
 enum { SIDES = 9 }; /* (all rows, all but the first, all but the last) times the same for columns */
@@ -142,9 +144,9 @@ typedef struct { /* output channels that share their taps */
   int32_t framed[SIDES + 1]; /* for framed kernels: how many taps see which part of the image (the last is not used) */
 } filter;
 
-typedef struct { /* numbers to copy, at even distances; from a negative offset: the fill */
-  int32_t to, from, count;
-} stretch;
+typedef struct { /* a number to copy, in bytes from the planes' starts */
+  int32_t to, from;
+} move;
 
 enum { CONVOLUTION, POOL_MAX, POOL_MEAN, MEAN, COPY, POINTWISE_ADD, POINTWISE_MUL, SOFTMAX };
 
@@ -168,8 +170,8 @@ typedef struct {
   int64_t window_rows, window_columns, dilation_row, dilation_column;
   const vec *weights; /* of a mean's pixels, for each position; as masks where it is over all of them */
   /* copying */
-  const stretch *stretches;
-  int64_t stretch_count, to_step, from_step; /* steps in bytes */
+  const move *moves;
+  int64_t move_count, fill_count; /* fills come after the moves, and come from nowhere */
   /* lanes of one image, in a mean over images */
   int64_t images, lanes;
 } step;
@@ -199,6 +201,7 @@ typedef struct {
   const filter *filter;
   const float *bias;
   float low, high;
+  int64_t resumes; /* start with what the output holds, not with the bias */
 } job;
 
 /* One tap, on a tile of G channels, R rows and W columns: ROWS and COLUMNS are 0 if it sees all of them, 1 if not the first,
@@ -241,7 +244,12 @@ INLINE void convolve(const int G, const int R, const int W, const int S, const i
   const char *row[8];
   const int64_t column = S ? S * BYTES : j->in_column;
   UNROLL for (int r = 0; r < R; r++) row[r] = j->in + r * j->in_row;
-  UNROLL for (int t = 0; t < T; t++) sums[t] = splat(j->bias[t / (R * W)]);
+  if (j->resumes) {
+    UNROLL for (int t = 0; t < T; t++)
+      sums[t] = *(const vec *)(j->out + t / (R * W) * j->out_channel + t / W % R * j->out_row + t % W * BYTES);
+  } else {
+    UNROLL for (int t = 0; t < T; t++) sums[t] = splat(j->bias[t / (R * W)]);
+  }
   UNROLL for (int t = T; t < CHAINS * T; t++) sums[t] = splat(0);
   const char *tap = j->filter->taps;
   if (FRAMED) {
@@ -361,7 +369,7 @@ static void one_tile(const step *s, const tile *t, int64_t number, const char *i
   const job j = {
       .in = in + t->in,
       .out = out,
-      .add = add ? add + f->channel * s->add.channel + t->add : NULL,
+      .add = add && t->first ? add + f->channel * s->add.channel + t->add : NULL,
       .in_row = s->stride_row * s->in.row,
       .in_column = s->stride_column * BYTES,
       .out_row = s->out.row,
@@ -370,11 +378,12 @@ static void one_tile(const step *s, const tile *t, int64_t number, const char *i
       .add_channel = s->add.channel,
       .filter = f,
       .bias = s->bias + f->channel,
-      .low = s->low,
-      .high = s->high,
+      .low = t->last ? s->low : -INFINITY,
+      .high = t->last ? s->high : INFINITY,
+      .resumes = !t->first,
   };
   kernels[f->width > 1 ? t->shared : t->single].run(&j);
-  if (s->activation == PLAIN) return;
+  if (s->activation == PLAIN || !t->last) return;
   for (int64_t g = 0; g < f->width; g++)
     for (int32_t r = 0; r < t->rows; r++)
       for (int32_t w = 0; w < t->columns; w++) {
@@ -468,7 +477,7 @@ static void mean(const context *c, const step *s) {
   }
 }
 
-/* From any layout to any other, number by number, in stretches of a row. */
+/* From any layout to any other, number by number. */
 static void copy(const context *c, const step *s) {
   const char *in = at(c, &s->in);
   char *out = at(c, &s->out);
@@ -477,14 +486,9 @@ static void copy(const context *c, const step *s) {
   for (int64_t o = first; o < last; o++) {
     const char *from = in + o * s->in.channel;
     char *to = out + o * s->out.channel;
-    for (int64_t i = 0; i < s->stretch_count; i++) {
-      const stretch *t = s->stretches + i;
-      if (t->from < 0)
-        for (int64_t k = 0; k < t->count; k++) *(float *)(to + t->to + k * s->to_step) = s->finish.fill;
-      else
-        for (int64_t k = 0; k < t->count; k++)
-          *(float *)(to + t->to + k * s->to_step) = *(const float *)(from + t->from + k * s->from_step);
-    }
+    const move *m = s->moves, *fills = m + s->move_count;
+    for (; m < fills; m++) *(float *)(to + m->to) = *(const float *)(from + m->from);
+    for (; m < fills + s->fill_count; m++) *(float *)(to + m->to) = s->finish.fill;
     finish(&s->finish, to);
   }
 }

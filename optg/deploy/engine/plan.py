@@ -239,29 +239,24 @@ class Program:
         if place.made:
             return
         layout, source = place.layout, self.primary(place.value, place.images)
-        to = layout.offsets()
         if place.value in self.segment.inputs:
             step = self.add_step(structs.COPY, [place], None, "pack")
             step.in_ = self.external(place.value, place.images)
-            start, distance = self.pixel_bytes(place.value, layout, place.every), 4
+            start = self.pixel_bytes(place.value, layout, place.every)
         else:
             assert source is not None and source is not place
             step = self.add_step(structs.COPY, [place, source], None, "copy")
-            start, distance = self.moved(source.layout, layout, place.every), source.layout.vector
-        self.copy(step, layout, to, start, (layout.vector, distance * place.every))
+            start = self.moved(source.layout, layout, place.every)
+        self.copy(step, layout, layout.offsets(), start)
 
-    def copy(self, step: Step, layout: Layout, to: np.ndarray, source: np.ndarray, steps: Pair) -> None:
-        """Fill in a copy: where every number of a plane goes and comes from; `steps` in bytes between neighbours in a row."""
-        to, source = (np.broadcast_to(a, source.shape).swapaxes(1, 2).ravel() for a in (to, source))
-        if layout.fill is None:  # padding is read by nobody
-            to, source = to[source >= 0], source[source >= 0]
-        hole = source < 0
-        even = (np.diff(to) == steps[0]) & ((np.diff(source) == steps[1]) | (hole[1:] & hole[:-1])) & (hole[1:] == hole[:-1])
-        starts = np.flatnonzero(np.concatenate([[True], ~even])) if len(to) else np.zeros(0, np.int64)
-        counts = np.diff(np.append(starts, len(to)))
+    def copy(self, step: Step, layout: Layout, to: np.ndarray, source: np.ndarray) -> None:
+        """Fill in a copy: where every number of a plane goes and comes from."""
+        moves = np.stack([np.broadcast_to(to, source.shape).ravel(), source.ravel()], axis=1).astype(np.int32)
+        inside = source.ravel() >= 0
+        fills = moves[~inside] if layout.fill is not None else moves[:0]  # else padding is read by nobody
         step.channels = layout.channels
-        step.keep("stretches", np.ascontiguousarray(np.stack([to[starts], source[starts], counts], axis=1), np.int32))
-        step.stretch_count, (step.to_step, step.from_step) = len(starts), steps
+        step.keep("moves", np.concatenate([moves[inside], fills]))
+        step.move_count, step.fill_count = int(inside.sum()), len(fills)
 
     @staticmethod
     def moved(source: Layout, target: Layout, every: int) -> np.ndarray:
@@ -291,8 +286,7 @@ class Program:
                     place.layout.channels, place.layout.height, place.layout.width, Grid(1, 1, 1),
                     place.layout.rows, place.layout.columns, 1,
                 )  # fmt: skip
-                start, distance = self.moved(source.layout, alone, place.every), source.layout.vector
-                self.copy(step, place.layout, first, start, (place.layout.vector, distance * place.every))
+                self.copy(step, place.layout, first, self.moved(source.layout, alone, place.every))
                 step.__dict__["lane"] = True
                 if place.layout.fill is not None:
                     finishes.append(place)
@@ -312,7 +306,7 @@ class Program:
         layout = place.layout.with_halo(place.layout.halo, None)
         to = self.pixel_bytes(name, layout, 1)
         start = np.where(to < 0, -1, layout.offsets())
-        self.copy(step, layout, to, start, (4, layout.vector))
+        self.copy(step, layout, to, start)
 
     def emit(self, op: Op, use: Use, images: int) -> None:
         for place in use.inputs:

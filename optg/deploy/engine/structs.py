@@ -20,8 +20,8 @@ class HaloTable(Structure):
     _fields_ = [("edges", c_void_p), ("count", c_int64), ("masks", c_void_p), ("fill", c_float)]
 
 
-INTEGERS = (("in", "i8"), ("out", "i8"), ("add", "i8"), ("rows", "i4"), ("columns", "i4"), ("shared", "i4"), ("single", "i4"))
-TILE = np.dtype([*INTEGERS, ("filters", "i8")])
+SHORT = ("rows", "columns", "shared", "single", "first", "last")
+TILE = np.dtype([*((n, "i8") for n in ("in", "out", "add")), *((n, "i4") for n in SHORT), ("filters", "i8")])
 SIDES = 9  # (all rows, all but the first, all but the last) × the same for columns
 FILTER = np.dtype([("taps", "u8"), ("count", "i8"), ("channel", "i8"), ("width", "i8"), ("framed", "i4", SIDES + 1)])
 
@@ -39,7 +39,7 @@ class Step(Structure):
         ("strips", c_void_p), ("strip_count", c_int64), ("chained", c_int64),
         ("window_rows", c_int64), ("window_columns", c_int64), ("dilation_row", c_int64), ("dilation_column", c_int64),
         ("weights", c_void_p),
-        ("stretches", c_void_p), ("stretch_count", c_int64), ("to_step", c_int64), ("from_step", c_int64),
+        ("moves", c_void_p), ("move_count", c_int64), ("fill_count", c_int64),
         ("images", c_int64), ("lanes", c_int64),
     ]  # fmt: skip
 

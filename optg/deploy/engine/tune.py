@@ -20,6 +20,8 @@ from optg.deploy.engine.structs import FILTER, SIDES, TILE, Step
 TRIED = 6  # candidates that are timed
 RUNS = 5
 FETCHED = 20.0  # bytes per nanosecond
+PART = 45e3  # bytes of the input that a tile had better see at once: the first cache, and some more
+FEWEST = 4  # taps of a filter in a part
 FRAMED = 0.3  # density above which channels had better share their loads
 
 
@@ -31,6 +33,7 @@ class Tiling(NamedTuple):
     columns: int
     trimmed: bool = False  # are taps that see only padding left out?
     outside: bool = False  # are filters the outer loop, not tiles?
+    parts: int = 1  # of the input's channels, one after the other
 
 
 def pieces(first: int, last: int, most: int) -> list[tuple[int, int]]:
@@ -63,7 +66,7 @@ class Layer:
         self.rows, self.columns = output.visible
         flat = all(layout is None or layout.flat for layout in (source, output, added))
         self.flat = flat and op.window.kernel == (1, 1) and self.stride == (1, 1) and self.rows > 1
-        self.made: dict[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] = {}
+        self.made: dict[tuple[int, bytes, tuple[int, int]], tuple[np.ndarray, np.ndarray]] = {}
         self.unions: dict[int, float] = {}
         self.framed = source.fill is None and any(op.window.padding)
         self.strip = strip or self.rows  # rows of a strip
@@ -106,7 +109,12 @@ class Layer:
         found = {Tiling(c, h, w) for c in channels for h in heights for w in widths if c * h * w <= 28}
         if self.source.grid.rows == self.source.grid.columns == 1 and any(self.source.halo):
             found |= {tiling._replace(trimmed=True) for tiling in found if 1 in tiling[1:3]}
-        return sorted((t for t in found if self.possible(t)), key=self.estimate)
+        found = {tiling for tiling in found if self.possible(tiling)}
+        for tiling in list(found):
+            parts = math.ceil(self.working_set(tiling) / PART)
+            if tiling.channels == self.op.groups == 1 < parts < self.op.nonzero / len(self.weight) / FEWEST:
+                found.add(tiling._replace(parts=parts))
+        return sorted(found, key=self.estimate)
 
     def union(self, channels: int) -> float:
         """Taps of a filter of so many channels, on average."""
@@ -116,30 +124,37 @@ class Layer:
         some = (self.weight[:whole].reshape(-1, channels, *self.weight.shape[1:]) != 0).any(axis=1)
         return float(some.sum()) / (whole / channels)
 
+    def working_set(self, tiling: Tiling) -> float:
+        """Bytes of the input that a tile sees."""
+        seen = [
+            (n - 1) * stride + (k - 1) * d + 1
+            for n, stride, k, d in zip(tiling[1:3], self.stride, self.op.window.kernel, self.op.window.dilation)
+        ]
+        inputs = self.source.channels / self.op.groups if self.op.groups < self.source.channels else 1
+        return inputs * min(math.prod(seen), self.source.rows * self.source.columns) * self.source.vector
+
     def estimate(self, tiling: Tiling) -> float:
         """Cycles per output channel."""
         if tiling.channels not in self.unions:
             self.unions[tiling.channels] = self.union(tiling.channels)
         taps = self.unions[tiling.channels]
         tall, wide = math.ceil(self.rows / tiling.rows), math.ceil(self.columns / tiling.columns)
-        seen_rows = (tiling.rows - 1) * self.stride[0] + (self.op.window.kernel[0] - 1) * self.op.window.dilation[0] + 1
-        seen_columns = (tiling.columns - 1) * self.stride[1] + (self.op.window.kernel[1] - 1) * self.op.window.dilation[1] + 1
-        inputs = self.source.channels / self.op.groups if self.op.groups < self.source.channels else 1
-        working_set = inputs * min(seen_rows * seen_columns, self.source.rows * self.source.columns) * self.source.vector
-        load = 1.0 if working_set < 24e3 else 1.3 if working_set < 100e3 else 1.8 if working_set < 800e3 else 2.5
+        seen = self.working_set(tiling) / tiling.parts
+        load = 1.0 if seen < 24e3 else 1.2 if seen <= PART else 1.4 if seen < 100e3 else 1.8 if seen < 800e3 else 2.5
         positions = float(self.rows * self.columns)
         if tiling.trimmed:  # of 3 taps, one sees padding in the first row and one in the last
             positions *= 1 - 2 / 3 / self.rows if tiling.rows == 1 else 1.0
             positions *= 1 - 2 / 3 / self.columns if tiling.columns == 1 else 1.0
         work = taps * positions * max(load, tiling.channels) + taps * tall * wide * (1 + tiling.channels)
-        return (work + tall * wide * 25) / tiling.channels + 3 * positions
+        return (work + tiling.parts * tall * wide * 25) / tiling.channels + (4 * tiling.parts - 1) * positions
 
     def fill(self, tiling: Tiling) -> None:
         """Write tiles, filters and taps into the step."""
         step, source, output, added = self.step, self.source, self.output, self.added
         tiles: list[tuple[int, ...]] = []
-        sets: dict[bytes, tuple[int, np.ndarray]] = {}
-        strips = []
+        sets: dict[tuple[bytes, int], int] = {}
+        strips, made = [], []
+        parts = pieces(0, self.weight.shape[1], -(-self.weight.shape[1] // tiling.parts))
         for rows, columns in product(self.row_cuts(tiling), self.column_cuts(tiling)):
             strips.append(len(tiles))
             for (a, b), (c, d) in product(rows, columns):
@@ -150,9 +165,12 @@ class Layer:
                 seen = np.zeros(self.op.window.kernel, np.int8)
                 if self.framed or tiling.trimmed:
                     seen = self.seen(a, b, c, d)
-                number = sets.setdefault(seen.tobytes(), (len(sets), seen))[0]
-                tiles.append((start_in, start_out, start_add, b - a, d - c, *kernels, number))
-        made = [self.filters(tiling.channels, seen) for _, seen in sets.values()]
+                for part in parts:
+                    if (key := (seen.tobytes(), part[0])) not in sets:
+                        sets[key] = len(sets)
+                        made.append(self.filters(tiling.channels, seen, part))
+                    ends = part is parts[0], part is parts[-1]
+                    tiles.append((start_in, start_out, start_add, b - a, d - c, *kernels, *ends, sets[key]))
         step.keep("tiles", np.array(tiles, TILE))
         step.kept["tiles"]["filters"] *= len(made[0][0])
         step.tile_count = len(tiles)
@@ -164,7 +182,7 @@ class Layer:
         step.keep("filters", filters)
         step.kept["taps"] = [taps for _, taps in made]
         step.filter_count = len(made[0][0])
-        work = made[0][0]["width"] * (made[0][0]["count"] + 4)
+        work = made[0][0]["width"] * sum(filters["count"] + 4 for filters, _ in made)
         step.keep("cost", np.concatenate([[0], np.cumsum(work)]).astype(np.int64))
 
     def seen(self, top: int, bottom: int, left: int, right: int) -> np.ndarray:
@@ -180,14 +198,14 @@ class Layer:
         rows, columns = kinds[0][:, None], kinds[1][None, :]
         return np.where((rows < 0) | (columns < 0), -1, 3 * rows + columns).astype(np.int8)
 
-    def filters(self, channels: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The filters of groups of so many channels, and of those left over one by one; and their taps."""
-        key = channels, seen.tobytes()
+    def filters(self, channels: int, seen: np.ndarray, part: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """The filters of groups of so many channels, and of those left over one by one; their taps in a part of the input."""
+        key = channels, seen.tobytes(), part
         if key not in self.made:
-            self.made[key] = self.make_filters(channels, seen)
+            self.made[key] = self.make_filters(channels, seen, part)
         return self.made[key]
 
-    def make_filters(self, channels: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def make_filters(self, channels: int, seen: np.ndarray, inputs_seen: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         op, source = self.op, self.source
         outputs, inputs, height, width = self.weight.shape
         split = outputs // channels * channels
@@ -196,7 +214,9 @@ class Layer:
             if not len(part):
                 continue
             part = part.reshape(-1, group, inputs, height, width)
-            o, c, y, x = np.nonzero((part[:, 0] if group == 1 else (part != 0).any(axis=1)) * (seen >= 0))
+            some = (part[:, 0] if group == 1 else (part != 0).any(axis=1))[:, slice(*inputs_seen)]
+            o, c, y, x = np.nonzero(some * (seen >= 0))
+            c += inputs_seen[0]
             filters = np.zeros(len(part), FILTER)
             if self.framed:
                 side = seen[y, x]
@@ -255,17 +275,20 @@ class Tuner:
         signature = layer.signature
         remembered = self.known.get(signature)
         if remembered and len(remembered) == len(Tiling._fields):
-            channels, rows, columns, trimmed, outside = remembered
-            tiling = Tiling(channels, rows, columns, bool(trimmed), bool(outside))
+            channels, rows, columns, trimmed, outside, parts = remembered
+            tiling = Tiling(channels, rows, columns, bool(trimmed), bool(outside), parts)
             if layer.possible(tiling):
                 layer.fill(tiling)
                 return tiling
         candidates = layer.candidates()
-        tried = [t for t in candidates if not t.trimmed][:TRIED] + [t for t in candidates if t.trimmed][:TRIED]
+        kinds: dict[tuple[bool, bool], list[Tiling]] = {}
+        for tiling in candidates:
+            kinds.setdefault((tiling.trimmed, tiling.parts > 1), []).append(tiling)
+        tried = [tiling for kind in kinds.values() for tiling in kind[:TRIED]]
         if len(tried) > 1:
             tiling = min(tried, key=lambda t: self.time(layer, t, arena))
             other = tiling._replace(outside=True)
-            if step.tile_count > 1 and self.time(layer, other, arena) < self.time(layer, tiling, arena):
+            if step.tile_count > tiling.parts == 1 and self.time(layer, other, arena) < self.time(layer, tiling, arena):
                 tiling = other
             self.known[signature] = [int(value) for value in tiling]
             self.changed = True
