@@ -143,6 +143,11 @@ def piece_of(parameter: Tensor, whole: Tensor) -> Tensor:
     return distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None).to_local()
 
 
+def arranged_as(parameter: Tensor, piece: Tensor) -> Tensor:
+    """The same numbers in the parameter's memory format, as fused optimizers and kernels want them."""
+    return torch.empty_like(local(parameter), dtype=piece.dtype, device=piece.device).copy_(piece)
+
+
 def find_shards(parameters: dict[str, nn.Parameter]) -> Shards | None:
     """How the parameters are spread over processes; None where this process holds all of each."""
     group, pieces = None, []
@@ -229,7 +234,7 @@ class SparseWeights:
         """A uniform number for every weight, the same whatever the device and however the layers are split."""
         generator = torch.Generator().manual_seed(seed)
         whole = (torch.rand(shape, generator=generator) for shape in self.shapes)
-        return [piece_of(p, number).to(local(p).device) for p, number in zip(self.parameters, whole)]
+        return [arranged_as(p, piece_of(p, number).to(local(p).device)) for p, number in zip(self.parameters, whole)]
 
     @property
     def sparsity(self) -> float:

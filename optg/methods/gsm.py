@@ -25,8 +25,9 @@ class GSM(Method):
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         grads, values = weights.grads, weights.values
-        saliency = [grads[i] * w if i in grads else torch.zeros_like(w) for i, w in enumerate(values)]
-        torch._foreach_abs_(saliency)
+        products = torch._foreach_mul(list(grads.values()), [values[i] for i in grads]) if grads else ()
+        known = dict(zip(grads, products))
+        saliency = list(torch._foreach_abs([known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)]))
         active = keep_top(saliency, zeros_at(weights.target, weights.size), shards=weights.shards, names=weights.names)
         weights.fade(list(grads.values()), [active[layer] for layer in grads])
 

@@ -59,9 +59,5 @@ class ST3(Feather):
 
 @dataclass
 class ST3Sigma(ST3):
-    def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
-        self.divisors = weights.values[0].new_tensor(self.scales(weights), dtype=weights.state_dtype)
-        super().prepare(weights, clock, probe)
-
     def scales(self, weights: SparseWeights) -> list[float]:
         return [sum(shape) ** 0.5 for shape in weights.shapes]

@@ -39,11 +39,13 @@ class STR(Method):
         super().after_backward(weights, clock, lr)  # removed weights, whose gradient is 0 now, do not move s
         grads, groups, values = weights.grads, weights.optimizer.param_groups, weights.values
         toward = [self.s.new_zeros(())] * len(self.s)
-        for (i, grad), sign in zip(grads.items(), torch._foreach_sign([values[i] for i in grads]) if grads else ()):
-            toward[i] = -grad.mul(sign).sum(dtype=weights.state_dtype)
+        if grads:
+            signs = torch._foreach_sign([values[i] for i in grads])
+            for i, product in zip(grads, torch._foreach_mul(signs, list(grads.values()))):
+                toward[i] = product.sum(dtype=weights.state_dtype)
         decays = [groups[group].get("weight_decay", 0.0) if self.decay is None else self.decay for group in weights.groups]
         share, decay = self.s.sigmoid(), decays[0] if len(set(decays)) == 1 else self.s.new_tensor(decays)
-        moved = self.momentum * self.momenta + weights.total(torch.stack(toward)) * share * (1 - share) + decay * self.s
+        moved = self.momentum * self.momenta - weights.total(torch.stack(toward)) * share * (1 - share) + decay * self.s
         self.momenta.copy_(moved if weights.skipped is None else torch.where(weights.skipped, self.momenta, moved))
         self.s.sub_(torch.stack(lr) * self.momenta)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from optg.sparsifier import Sparsifier
-from optg.weights import bare, is_distributed, like, local, owned, piece_of
+from optg.weights import arranged_as, bare, is_distributed, like, local, owned, piece_of
 
 
 def gather(
@@ -40,11 +40,6 @@ def gather(
     if torch.cuda.is_available():
         add("random.cuda", torch.cuda.get_rng_state())
     return tensors, {"optimizer": plain, "sparsifier": sparse}
-
-
-def arranged_as(parameter: Tensor, t: Tensor) -> Tensor:
-    """The same values in the parameter's memory format, which fused optimizers ask of their state."""
-    return torch.empty_like(local(parameter), dtype=t.dtype, device=t.device).copy_(t)
 
 
 def restore(
