@@ -129,10 +129,10 @@ def test_convolutions(isa: str, poisoned: None, monkeypatch: pytest.MonkeyPatch)
     Any_tile.parts.clear()
     for case in range(120):
         made, inputs, threads, cut = random_convolution(rng)
-        monkeypatch.setattr(tune, "PART", rng.choice([45e3, 1000, 300, 50]))
+        monkeypatch.setattr(tune, "PARTS", rng.choice([(45e3,), (1000, 300, 50)]))
         error = difference(made, threads, isa, *inputs, cut=cut)
         assert error < 1e-5, (case, error, made.nodes, [x.shape for x in inputs])
-    assert {1, 2, 3} <= Any_tile.parts
+    assert len(Any_tile.parts) > 2
 
 
 OPERATIONS: dict[str, tuple[Any, ...]] = {

@@ -69,7 +69,8 @@ class Use:
 def cuts(segment: Segment, images: int) -> list[int]:
     """Where a group of images may go from one by one to side by side: where the image's size changes, or not at all.
 
-    Side by side, the largest value should still find room in the last cache.
+    Side by side, the largest value should still find room in the last cache. What a pool leaves is less to put there than what
+    it takes.
     """
     sizes = [segment.shapes[op.output] for op in segment.ops]
     found = [len(sizes)]
@@ -78,7 +79,7 @@ def cuts(segment: Segment, images: int) -> list[int]:
         if max(4 * images * c * h * w for c, h, w in [sizes[i], *used]) > SIDE_BY_SIDE:
             break
         if i == 0 or sizes[i][1:] != sizes[i - 1][1:]:
-            found.append(i)
+            found.append(i + isinstance(segment.ops[i], Pool))
     return found
 
 

@@ -18,9 +18,9 @@ from optg.deploy.engine.net import Conv, Shape
 from optg.deploy.engine.structs import FILTER, SIDES, TILE, Step
 
 TRIED = 6  # candidates that are timed
-RUNS = 5
+ROUNDS, RUNS = 2, 3  # of all candidates, and of one in a round: a slow moment of the machine meets few of them
 FETCHED = 20.0  # bytes per nanosecond
-PART = 45e3  # bytes of the input that a tile had better see at once: the first cache, and some more
+PARTS = 45e3, 110e3  # bytes of the input that a tile had better see at once: some more than the first cache holds
 FEWEST = 4  # taps of a filter in a part
 FRAMED = 0.3  # density above which channels had better share their loads
 
@@ -110,8 +110,8 @@ class Layer:
         if self.source.grid.rows == self.source.grid.columns == 1 and any(self.source.halo):
             found |= {tiling._replace(trimmed=True) for tiling in found if 1 in tiling[1:3]}
         found = {tiling for tiling in found if self.possible(tiling)}
-        for tiling in list(found):
-            parts = math.ceil(self.working_set(tiling) / PART)
+        for tiling, size in product(list(found), PARTS):
+            parts = math.ceil(self.working_set(tiling) / size)
             if tiling.channels == self.op.groups == 1 < parts < self.op.nonzero / len(self.weight) / FEWEST:
                 found.add(tiling._replace(parts=parts))
         return sorted(found, key=self.estimate)
@@ -140,7 +140,7 @@ class Layer:
         taps = self.unions[tiling.channels]
         tall, wide = math.ceil(self.rows / tiling.rows), math.ceil(self.columns / tiling.columns)
         seen = self.working_set(tiling) / tiling.parts
-        load = 1.0 if seen < 24e3 else 1.2 if seen <= PART else 1.4 if seen < 100e3 else 1.8 if seen < 800e3 else 2.5
+        load = 1.0 if seen < 24e3 else 1.2 if seen < 50e3 else 1.5 if seen < 120e3 else 1.8 if seen < 800e3 else 2.5
         positions = float(self.rows * self.columns)
         if tiling.trimmed:  # of 3 taps, one sees padding in the first row and one in the last
             positions *= 1 - 2 / 3 / self.rows if tiling.rows == 1 else 1.0
@@ -286,16 +286,20 @@ class Tuner:
             kinds.setdefault((tiling.trimmed, tiling.parts > 1), []).append(tiling)
         tried = [tiling for kind in kinds.values() for tiling in kind[:TRIED]]
         if len(tried) > 1:
-            tiling = min(tried, key=lambda t: self.time(layer, t, arena))
-            other = tiling._replace(outside=True)
-            if step.tile_count > tiling.parts == 1 and self.time(layer, other, arena) < self.time(layer, tiling, arena):
-                tiling = other
+            tiling = self.fastest(layer, tried, arena)
+            layer.fill(tiling)
+            if step.tile_count > tiling.parts == 1:
+                tiling = self.fastest(layer, [tiling, tiling._replace(outside=True)], arena)
             self.known[signature] = [int(value) for value in tiling]
             self.changed = True
         else:
             tiling = tried[0]
         layer.fill(tiling)
         return tiling
+
+    def fastest(self, layer: Layer, tried: list[Tiling], arena: int) -> Tiling:
+        rounds = [[self.time(layer, tiling, arena) for tiling in tried] for _ in range(ROUNDS)]
+        return min(zip(map(min, zip(*rounds)), tried))[1]
 
     def time(self, layer: Layer, tiling: Tiling, arena: int) -> float:
         """Nanoseconds with warm caches, and what it takes to fetch the taps: in a whole network they come from afar."""
