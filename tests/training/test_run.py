@@ -224,7 +224,7 @@ def masks(folder: Path) -> dict[str, object]:
 
 def with_two(folder: Path, parallel: str) -> Path:
     done = subprocess.run(torchrun(2, folder, parallel), capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[:5000]
     return folder
 
 
