@@ -26,8 +26,11 @@ class Parallel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.mode != "none" and kind in (None, SystemExit):  # after an error the others might not come, and all would wait
-            dist.destroy_process_group()
+        if self.mode == "none" or kind not in (None, SystemExit):  # after an error the others might not come
+            return
+        if kind is None:
+            dist.barrier()  # nobody closes a connection that another still reads from
+        dist.destroy_process_group()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.mode == "ddp":
