@@ -148,8 +148,8 @@ class Compiled:
         return [*plan, (1, rest)] if rest else plan
 
     def run_groups(self, program: Program, addresses: Any, count: int, groups: int) -> None:
-        """Groups that come out even go to one thread each; the threads share the work of each of the others."""
-        each = groups - groups % self.threads if self.threads > 1 else groups
+        """Groups that come out even go to one thread each; threads share the work of each of the others, if it is enough."""
+        each = groups - groups % self.threads if self.threads > 1 and program.shared else groups
         for first, n, together in ((0, each, 0), (each, groups - each, 1)):
             if n:
                 arenas = self.workspace(program.size, 1 if together else min(self.threads, n))
@@ -162,7 +162,8 @@ class Compiled:
             structs.address(sections), len(sections), structs.address(addresses), count, structs.address(arenas),
             first, groups, together, None if times is None else times.ctypes.data,
         )  # fmt: skip
-        self.library.c.engine_run(self.pool, structs.address(task))
+        pool = self.pool if together or groups > 1 else None  # there is no need to wake others
+        self.library.c.engine_run(pool, structs.address(task))
 
     def workspace(self, size: int, number: int) -> Any:
         """Arenas for so many threads, kept between calls."""

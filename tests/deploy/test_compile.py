@@ -190,6 +190,15 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         build._library.cache_clear()
 
 
+def test_threads_do_not_share_what_is_little() -> None:
+    for name, expected in (("digits", False), ("vgg19", True)):
+        model, x = sparse(name, 0.9), torch.randn(1, *SHAPES[name])
+        fast = optg.compile(model, x, threads=2)
+        fast(x)
+        (program,) = fast.parts[0].programs.values()
+        assert program.shared == expected
+
+
 def test_the_table_says_how_each_layer_runs() -> None:
     model = sparse("digits", 0.9)
     x = torch.randn(1, *SHAPES["digits"])

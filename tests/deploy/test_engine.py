@@ -15,7 +15,7 @@ from torch import Tensor
 
 from optg.deploy import compile as compile_module
 from optg.deploy.compile import Compiled
-from optg.deploy.engine import build, structs, tune
+from optg.deploy.engine import build, plan, structs, tune
 from optg.deploy.engine.layout import Grid, Halo, Layout, best_grid
 from optg.deploy.engine.tune import Layer, Tiling, Tuner
 from optg.deploy.graph import Graph, Node, Ref, run
@@ -52,6 +52,12 @@ class Any_tile(Tuner):
 
     def save(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads share even the smallest work."""
+    monkeypatch.setattr(plan, "SHARED", -1)
 
 
 @pytest.fixture

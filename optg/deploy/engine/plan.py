@@ -21,6 +21,7 @@ from optg.deploy.engine.tune import Tiling, Tuner, can_be_framed
 
 PAGE = 4096
 SIDE_BY_SIDE = 8 << 20  # bytes of a value
+SHARED = 100_000  # multiply-adds of a step, on average, below which threads would wait for each other longer than they work
 CHAINED, STRIP = 2 << 20, 384 << 10  # bytes of a value that is made in strips, and of a strip
 
 
@@ -109,6 +110,12 @@ class Program:
         self.resolve()
         self.tune()
         self.sections = self.freeze()
+        work = sum(
+            op.nonzero * segment.shapes[op.output][1] * segment.shapes[op.output][2]
+            for op in segment.ops
+            if isinstance(op, Conv)
+        )
+        self.shared = images * work > SHARED * len(self.steps)  # should threads share the work of one group?
 
     def at_once(self, index: int) -> int:
         """How many images an operation works on together."""
