@@ -28,15 +28,20 @@ FLOPS = {  # under OptG: Tables 2 and 3 of the paper; VGG-19's in RESULTS.md
 SIZES = {"resnet50": (1000, 224), "mobilenet_v1": (1000, 224), "vgg19": (10, 32)}
 
 
+def kept_by(shapes: list[torch.Size], sparsity: float, power: float) -> list[int]:
+    """How many weights each layer keeps; its density ∝ its ERK density to this power."""
+    sizes = [shape.numel() for shape in shapes]
+    shares = [share**power for share in allocation.erk(shapes)]
+    return allocation.fill(shares, sizes, sum(sizes) - zeros_at(sparsity, sum(sizes)))
+
+
 def sparsify(model: nn.Module, sparsity: float, power: float, seed: int = 0) -> nn.Module:
     """Random masks; a layer's density ∝ its ERK density to this power."""
     generator = torch.Generator().manual_seed(seed)
     weights = [m.weight for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
-    shapes, sizes = [w.shape for w in weights], [w.numel() for w in weights]
-    shares = [share**power for share in allocation.erk(shapes)]
-    kept = allocation.fill(shares, sizes, sum(sizes) - zeros_at(sparsity, sum(sizes)))
+    shapes = [w.shape for w in weights]
     with torch.no_grad():
-        for weight, k in zip(weights, kept):
+        for weight, k in zip(weights, kept_by(shapes, sparsity, power)):
             mask = torch.zeros(weight.numel())
             mask[torch.randperm(weight.numel(), generator=generator)[:k]] = 1
             weight *= mask.view_as(weight)
@@ -50,13 +55,10 @@ def optg_power(name: str, sparsity: float) -> float:
     classes, size = SIZES[name]
     account = accounting.count(build(name, classes), torch.zeros(1, 3, size, size))
     shapes = [torch.Size(layer.shape) for layer in account.layers]
-    sizes = [shape.numel() for shape in shapes]
     low, high = -2.0, 2.0
     for _ in range(30):
         power = (low + high) / 2
-        shares = [share**power for share in allocation.erk(shapes)]
-        kept = allocation.fill(shares, sizes, sum(sizes) - zeros_at(sparsity, sum(sizes)))
-        flops = sum(k * layer.positions for k, layer in zip(kept, account.layers))
+        flops = sum(k * layer.positions for k, layer in zip(kept_by(shapes, sparsity, power), account.layers))
         low, high = (power, high) if flops < FLOPS[name][sparsity] else (low, power)
     return power
 

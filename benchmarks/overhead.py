@@ -96,9 +96,8 @@ class Trainer:
         clock.step = round(0.6 * clock.total) + 7  # in the midst of training
         with torch.no_grad():
             weights.show_latent()
-            if (
-                prunes and kind.when != "after" and not weights.sparsity
-            ):  # removed weights are there in the end: so they are here
+            # Weights that are removed before training ends are removed here.
+            if prunes and kind.when != "after" and not weights.sparsity:
                 random = weights.random(0)
                 weights.cut([r.to(weights.state_dtype) for r in random], SPARSITY)
             weights.settle()

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +24,7 @@ from optg.deploy.engine.build import Library, NoCompiler, library
 from optg.deploy.engine.lower import Lowered, lower
 from optg.deploy.engine.net import Conv, Op
 from optg.deploy.engine.plan import Program, Segment, cuts
-from optg.deploy.engine.tune import ROUNDS, Tuner
+from optg.deploy.engine.tune import Tuner, fastest
 from optg.deploy.graph import Graph, Node, capture, check_inputs, filled, refs_in, resolve, run
 
 
@@ -185,8 +184,7 @@ class Compiled:
             programs = [Program(segment, images, cut, self.library, self.tuner) for cut in choices]
             part.programs[images] = programs[0]
             if len(programs) > 1:
-                rounds = [[self.time(program) for program in programs] for _ in range(ROUNDS)]
-                part.programs[images] = programs[int(np.argmin(np.min(rounds, axis=0)))]
+                part.programs[images] = fastest(programs, self.time)
                 self.tuner.remember_cut(segment, images, part.programs[images].cut)
             self.tuner.save()
         return part.programs[images]

@@ -314,15 +314,16 @@ def execute(
     tensors: dict[str, Tensor],
     see: Callable[[Node, Any], None] = lambda node, value: None,
     over: dict[str, list[str]] | None = None,
+    compute: Callable[[str, Any, dict[str, Any]], Any] = lambda op, args, named: resolve(op)(*args, **named),
 ) -> Any:
     """Run the nodes on the inputs' device, forgetting each value after its last use. `see` is shown every one as it is made.
 
     Args:
         over: what `last_uses` says of the graph, where it is known already.
+        compute: what an operation gives, of its arguments.
     """
     values: dict[str, Any] = {**tensors, **dict(zip(graph.inputs, inputs)), DEVICE: inputs[0].device}
     over = last_uses(graph) if over is None else over
-    dry = inputs[0].device.type == "meta"
     for node in graph.nodes:
         try:
             named = filled(node.kwargs, values) if node.kwargs else {}
@@ -331,9 +332,7 @@ def execute(
             args = filled(node.args, values)
             if node.op in SPLITTING and max(args[0].shape, default=0) > WINDOW:
                 raise ValueError(f"of a tensor of {tuple(args[0].shape)} it would make too many")
-            value = shape_of(node.op, args, named) if dry else None
-            if value is None:
-                value = resolve(node.op)(*args, **named)
+            value = compute(node.op, args, named)
         except Exception as error:  # whatever torch raises for such arguments
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise GraphError(f"node {node.name} ({node.op}) failed: {reason}") from error
@@ -378,6 +377,11 @@ def dry_run(graph: Graph, batch: int = 1) -> dict[str, Any]:
     shapes = [tuple(batch if n is None else n for n in shape) for shape in graph.shapes]
     inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, graph.dtypes)]
     tensors = {name: tensor.to("meta") for name, tensor in graph.tensors.items()}
+
+    def compute(op: str, args: Any, named: dict[str, Any]) -> Any:
+        known = shape_of(op, args, named)
+        return resolve(op)(*args, **named) if known is None else known
+
     with torch.no_grad():
-        execute(graph, inputs, tensors, lambda node, value: found.update({node.name: value}))
+        execute(graph, inputs, tensors, lambda node, value: found.update({node.name: value}), compute=compute)
     return found

@@ -26,7 +26,7 @@ def shape_of(op: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
         return None
     if shape is None or min(shape, default=1) < 1:
         return None
-    return torch.empty(shape, dtype=tensors[0].dtype, device="meta")
+    return torch.empty(shape, dtype=torch.float32, device="meta")
 
 
 def same(x: Tensor) -> Shape:

@@ -74,14 +74,14 @@ def cuts(segment: Segment, images: int) -> list[int]:
     it takes.
     """
     sizes = [segment.shapes[op.output] for op in segment.ops]
-    found = [len(sizes)]
+    found = {len(sizes)}
     for i in range(len(sizes) - 1, -1, -1):
         used = [segment.shapes[name] for name in segment.ops[i].inputs]
         if max(4 * images * c * h * w for c, h, w in [sizes[i], *used]) > SIDE_BY_SIDE:
             break
         if i == 0 or sizes[i][1:] != sizes[i - 1][1:]:
-            found.append(i + isinstance(segment.ops[i], Pool))
-    return found
+            found.add(i + isinstance(segment.ops[i], Pool))
+    return sorted(found, reverse=True)
 
 
 class Program:

@@ -6,8 +6,9 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from optg.deploy.engine.layout import Grid, Layout
 from optg.deploy.engine.net import Conv, Shape
 from optg.deploy.engine.structs import FILTER, SIDES, TILE, Step
 
+Choice = TypeVar("Choice")
 TRIED = 6  # candidates that are timed
 ROUNDS, RUNS = 2, 3  # of all candidates, and of one in a round: a slow moment of the machine meets few of them
 FETCHED = 20.0  # bytes per nanosecond
@@ -257,6 +259,12 @@ class Layer:
         return repr((parts, *forms)).replace(" ", "")
 
 
+def fastest(choices: Sequence[Choice], time: Callable[[Choice], float]) -> Choice:
+    """The one with the shortest time, all taking turns."""
+    rounds = [[time(choice) for choice in choices] for _ in range(ROUNDS)]
+    return choices[int(np.argmin(np.min(rounds, axis=0)))]
+
+
 class Tuner:
     """Chooses tilings and remembers them, for each build of the engine in a file of its own."""
 
@@ -286,20 +294,16 @@ class Tuner:
             kinds.setdefault((tiling.trimmed, tiling.parts > 1), []).append(tiling)
         tried = [tiling for kind in kinds.values() for tiling in kind[:TRIED]]
         if len(tried) > 1:
-            tiling = self.fastest(layer, tried, arena)
+            tiling = fastest(tried, lambda t: self.time(layer, t, arena))
             layer.fill(tiling)
             if step.tile_count > tiling.parts == 1:
-                tiling = self.fastest(layer, [tiling, tiling._replace(outside=True)], arena)
+                tiling = fastest([tiling, tiling._replace(outside=True)], lambda t: self.time(layer, t, arena))
             self.known[signature] = [int(value) for value in tiling]
             self.changed = True
         else:
             tiling = tried[0]
         layer.fill(tiling)
         return tiling
-
-    def fastest(self, layer: Layer, tried: list[Tiling], arena: int) -> Tiling:
-        rounds = [[self.time(layer, tiling, arena) for tiling in tried] for _ in range(ROUNDS)]
-        return min(zip(map(min, zip(*rounds)), tried))[1]
 
     def time(self, layer: Layer, tiling: Tiling, arena: int) -> float:
         """Nanoseconds with warm caches, and what it takes to fetch the taps: in a whole network they come from afar."""
