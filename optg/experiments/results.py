@@ -6,6 +6,7 @@ from typing import Any
 from optg.experiments import declaration, record
 from optg.experiments.declaration import Choice, Experiment
 from optg.experiments.table import COLUMNS, Line, lines, texts, used
+from optg.training import recipe as recipes
 
 HEAD = """# Results
 
@@ -73,14 +74,26 @@ def provenance(experiment: Experiment, found: list[Line]) -> str:
 
 def others(summaries: list[dict[str, Any]]) -> str:
     """Runs that belong to no experiment."""
-    rows = []
+    rows, said = [], []
     for s in summaries:
+        changes, command = origin(s)
         settings = s["settings"]
         what = f"{settings['model']} on {settings['data']}, {settings['epochs']} epochs"
         figures = [f"{100 * s['accuracy']:.2f}", f"{100 * s['sparsity']:.2f} %", f"{s['flops'] / 1e6:,.1f}"]
-        rows.append([what, s["method"], *figures, str(settings["seed"]), f"{s['seconds']:,.0f}", s["hardware"]])
-    head = ["what", "method", "ours", "sparsity", "MFLOPs", "seed", "seconds", "hardware"]
-    return "\n".join(["## Other runs\n", markdown(head, rows), commands([s["command"] for s in summaries])])
+        rows.append([what, s["method"], changes, *figures, str(settings["seed"]), f"{s['seconds']:,.0f}", s["hardware"]])
+        said.append(command)
+    head = ["what", "method", "with", "ours", "sparsity", "MFLOPs", "seed", "seconds", "hardware"]
+    return "\n".join(["## Other runs\n", markdown(head, rows), commands(said)])
+
+
+def origin(summary: dict[str, Any]) -> tuple[str, str]:
+    """What a run has changed of its recipe, and what trains the same again, now: recipes may have changed since."""
+    if summary["recipe"] not in recipes.names():
+        return "", summary["command"]
+    settings = {key: value for key, value in summary["settings"].items() if key not in declaration.HOW}
+    run = declaration.make_run(summary["recipe"], summary["method"], settings, summary["options"])
+    changes = ", ".join(f"{key} {value}" for of in run.changes for key, value in of.items())
+    return changes, f"optg {' '.join(run.arguments)}"
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

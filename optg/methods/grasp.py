@@ -1,7 +1,8 @@
 """Picking Winning Tickets Before Training by Preserving Gradient Flow (GraSP). Wang et al., 2020 (arXiv:2002.07376).
 
 Before training, remove the weights whose removal reduces the gradient flow ‖g‖² least: those with the largest −(H·g)·w,
-H being the Hessian. The loss is taken at outputs divided by a temperature.
+H being the Hessian. The loss is taken at outputs divided by a temperature. The batches should hold some images of each class
+(the paper: ten): an output whose class they do not show keeps no weight.
 """
 
 from dataclasses import dataclass

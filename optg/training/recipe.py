@@ -91,7 +91,9 @@ def read(text: str, where: str, name: str, variant: str = "") -> Plan:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{where} is not TOML: {error}") from None
-    values |= values.pop("variants", {}).get(variant, {})
+    changed = values.pop("variants", {}).get(variant, {})
+    changed_methods = changed.pop("methods", {})
+    values |= changed
     method, methods = values.pop("method", "optg"), values.pop("methods", {})
     known = {f.name for f in fields(Recipe)}
     for key in values:
@@ -101,7 +103,7 @@ def read(text: str, where: str, name: str, variant: str = "") -> Plan:
         raise RecipeError(f"{where}: methods holds a table of options for each method, such as [methods.rigl]")
     hints = get_type_hints(Recipe)
     recipe = Recipe(**{key: converted(f"{where}: {key}", value, hints[key]) for key, value in values.items()})
-    return Plan(check(recipe, where), method, methods, name)
+    return Plan(check(recipe, where), method, methods | changed_methods, name)
 
 
 def converted(what: str, value: Any, kind: Any) -> Any:

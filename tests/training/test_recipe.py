@@ -13,6 +13,7 @@ def test_the_papers_settings_and_the_authors_codes():
     assert (authors.epochs, authors.lr, authors.weight_decay, authors.batch_size, authors.warmup) == (160, 0.1, 5e-4, 256, 5.0)
     assert build_method(recipe.load("vgg19-cifar10:authors")).alpha == 1.0
     assert build_method(recipe.load("vgg19-cifar10")).alpha is None
+    assert recipe.load("vgg19-cifar10:authors").methods["rigl"] == recipe.load("vgg19-cifar10").methods["rigl"]
     imagenet = recipe.load("resnet50-imagenet").recipe
     assert (imagenet.epochs, imagenet.weight_decay, imagenet.label_smoothing) == (100, 5e-4, 0.0)
     mobilenet = recipe.load("mobilenet_v1-imagenet").recipe
@@ -26,6 +27,13 @@ def test_every_recipe_survives_being_written_and_read(name):
     assert again == plan
     for method in plan.methods:
         build_method(dataclasses.replace(plan, method=method))
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_grasp_sees_ten_images_of_each_class(name):
+    plan = dataclasses.replace(recipe.load(name), method="grasp")
+    classes = {"digits": 10, "cifar10": 10, "cifar100": 100, "imagenet": 1000}[plan.recipe.data]
+    assert build_method(plan).batches * plan.recipe.batch_size >= 10 * classes
 
 
 @pytest.mark.parametrize("method", METHODS)
