@@ -25,9 +25,12 @@ class GSM(Method):
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         grads, values = weights.grads, weights.values
-        products = torch._foreach_mul(list(grads.values()), [values[i] for i in grads]) if grads else ()
-        known = dict(zip(grads, products))
-        saliency = list(torch._foreach_abs([known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)]))
+        known = dict[int, Tensor]()
+        if grads:
+            products = torch._foreach_mul(list(grads.values()), [values[i] for i in grads])
+            torch._foreach_abs_(products)
+            known = dict(zip(grads, products))
+        saliency = [known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)]
         active = keep_top(saliency, zeros_at(weights.target, weights.size), shards=weights.shards, names=weights.names)
         weights.fade(list(grads.values()), [active[layer] for layer in grads])
 
