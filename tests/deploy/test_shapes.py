@@ -39,8 +39,8 @@ def arguments(op: str, chance: random.Random) -> list[Any]:
     if op == "aten.flatten.using_ints":
         return [image, pick((0, 1, 2, 3, -2)), pick((-1, 0, 1, 2, 3, 4))]
     if op.endswith(".Tensor"):
-        other = [pick((n,) * 11 + (1,)) for n in image.shape][pick((0,) * 7 + (1,)) :]
-        return [image, pick((meta(*other), meta(*other), meta(*other, dtype=torch.float64), 2.0))]
+        other = [pick((n, n, n, 1)) for n in image.shape][pick((0, 0, 0, 1)) :]
+        return [image, pick((meta(*image.shape), meta(*image.shape), meta(*other), meta(*other, dtype=torch.float64), 2.0))]
     return [image]
 
 
@@ -63,7 +63,7 @@ def test_a_rule_says_what_torch_says_or_nothing(op: str) -> None:
             expected = resolve(op)(*args)
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype), args
             answers += 1
-    assert answers > 80
+    assert answers > 100
 
 
 @pytest.mark.parametrize("name", ["vgg19", "resnet50", "mobilenet_v1"])
