@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
     classes, size = SIZES[options.model]
     for sparsity in options.sparsity or FLOPS[options.model]:
         torch.manual_seed(0)
