@@ -59,7 +59,7 @@ def test_the_page_says_all_of_a_run_and_nothing_that_no_run_said(tmp_path):
     assert "a GPU, torch 2.11" in page and run.recipe in page and "batch size" in page
     assert "## Other runs" in page and "12.3" in page and "3 epochs" in page
     assert "--method snip --sparsity 0.95 --seed 0 --epochs 3\n" in page
-    assert "Not run yet: `extreme`" in page
+    assert "Not run yet: `earlier-recipe`, `extreme`" in page
 
 
 def test_no_folder_of_records_is_named(tmp_path):
