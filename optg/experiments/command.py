@@ -1,5 +1,6 @@
 """`optg reproduce`: its options, and what it does with them. Torch is imported only when something is to be done."""
 
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def reproduce(options: Reproduce) -> int:
     experiment = declaration.load(options.name, choice(options))
     if options.plan:
         for one in experiment.runs:
-            print(" ".join(["optg", *one.arguments, "--output", str(options.output / one.name)]))
+            print(shlex.join(["optg", *one.arguments, "--output", str(options.output / one.name)]))
         return 0
     if experiment.curves:
         from optg.experiments.drawing import draw_schedules
@@ -86,6 +87,8 @@ def run(options: Reproduce, runs: list[Any], console: Console) -> int:
 
     if options.jobs < 0:
         raise ValueError(f"--jobs is {options.jobs}; expected at least 1, or 0 for this process")
+    if options.minutes is not None and options.minutes <= 0:
+        raise ValueError(f"--minutes is {options.minutes:g}; expected more than 0")
     with multi_process_service(options.mps):
         runner = Runner(
             options.output, jobs=options.jobs, device=options.device, record_file=options.record, minutes=options.minutes,
@@ -124,12 +127,15 @@ def overview(options: Reproduce) -> Table:
 
     cost = Cost(record.known(options.output, sorted(Path("results").glob("*.jsonl"))).values())
     made = Table(title="optg reproduce NAME", title_justify="left")
-    for column in ("name", "what", "on", "runs", "epochs", "GPU hours"):
+    for column in ("name", "what", "on", "runs", "epochs", "run hours"):
         made.add_column(column, justify="left" if column in ("name", "what", "on") else "right", overflow="fold")
     for name, title, place, runs in everything():
         epochs = sum(run.plan.recipe.epochs for run in runs)
         made.add_row(name, title, place, f"{len(runs)}", f"{epochs:,}", cost.text(runs))
-    made.caption = "Hours as measured per epoch on what results/*.jsonl name; unknown where nothing like it was measured."
+    made.caption = (
+        "Hours of training, summed over runs, as they ran for results/*.jsonl of this folder: most of them seven at a time on "
+        "one GPU, which then takes a seventh of these; unknown where nothing like it was measured."
+    )
     return made
 
 

@@ -174,6 +174,7 @@ def load(name: str, choice: Choice | None = None) -> Experiment:
     if name not in names():
         raise ValueError(f"unknown experiment {name!r}; {nearest(name, names())}")
     said = contents()[name]
+    refuse(name, said, choice)
     made = Experiment(name, said["title"], notes=list(said.get("notes", ())), curves=said.get("curves"))
     if made.curves:
         return made
@@ -195,18 +196,33 @@ def load(name: str, choice: Choice | None = None) -> Experiment:
     return made
 
 
+def refuse(name: str, said: dict[str, Any], choice: Choice) -> None:
+    """What an experiment cannot do, rather than do something else."""
+    for key, instead in (("sparsity", "--sparsity"), ("seed", "--seeds")):
+        if key in choice.settings:
+            raise ValueError(f"--set {key}: expected {instead}, which the tables know of")
+    if choice.columns and choice.sparsity:
+        raise ValueError("--columns and --sparsity each say which columns; expected one of them")
+    if len(choice.sparsity) > 1 and not all("sparsity" in column for column in as_columns(said)):
+        raise ValueError(f"the columns of {name} are not sparsities; expected one --sparsity, that of all its runs")
+    places = [at for row in map(as_row, said.get("rows", ())) for at in row.get("at", {}).values()]
+    if "epochs" in choice.settings and any("epochs" in at.get("settings", {}) for at in places):
+        raise ValueError(f"the columns of {name} are its epochs; expected --columns instead of --epochs")
+
+
 def as_row(row: str | dict[str, Any]) -> dict[str, Any]:
     row = {"method": row} if isinstance(row, str) else row
     return {"label": row["method"], **row}
 
 
-def chosen_columns(said: dict[str, Any], choice: Choice) -> list[dict[str, Any]]:
+def as_columns(said: dict[str, Any]) -> list[dict[str, Any]]:
     """A number is a sparsity in %."""
-    columns = []
-    for column in said.get("columns", [{"label": ""}]):
-        if not isinstance(column, dict):
-            column = {"label": f"{column:g}", "sparsity": column}
-        columns.append(column)
+    columns = said.get("columns", [{"label": ""}])
+    return [column if isinstance(column, dict) else {"label": f"{column:g}", "sparsity": column} for column in columns]
+
+
+def chosen_columns(said: dict[str, Any], choice: Choice) -> list[dict[str, Any]]:
+    columns = as_columns(said)
     if choice.columns:
         return pick("column", choice.columns, columns)
     if choice.sparsity and all("sparsity" in column for column in columns):
@@ -252,6 +268,8 @@ def cell_of(said: dict[str, Any], place: str, row: dict[str, Any], column: dict[
         for tried in row.get("any", [{}]):
             runs.append(make_run(base["recipe"], method, given, {**options, **tried}, needs))
     figure = paper_figure(said, place, row, label, 0.0 if never else wanted, runs[0].plan)
+    if {"model", "data", "epochs"} & choice.settings.keys():
+        figure = None  # of something else
     if said.get("paper") and place == "imagenet" and figure is None and not choice.sparsity:
         return []
     return [Cell(place, row["label"], "" if never else label, None if never else wanted / 100, runs, figure)]

@@ -17,7 +17,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    lines = path.read_text().split("\n")
+    try:
+        lines = path.read_text().split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text; expected the summary.json of a run in each line") from None
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.strip() else None
@@ -54,14 +57,24 @@ def append(path: Path, summary: dict[str, Any]) -> bool:
 
 
 def beside(path: Path | None) -> list[Path]:
-    """All records in the folder of one."""
-    return sorted(path.parent.glob("*.jsonl")) if path else []
+    """A record, and all others in its folder; what is no record there is passed over."""
+    return [other for other in sorted(path.parent.glob("*.jsonl")) if other == path or is_record(other)] if path else []
+
+
+def is_record(path: Path) -> bool:
+    try:
+        return bool(read(path))
+    except ValueError:
+        return False
 
 
 def known(output: Path, records: Iterable[Path] = ()) -> Summaries:
     """Every run that has ended, in the folder of runs or in a record."""
     found = {key_of(row): row for record in records for row in read(record)}
     for path in sorted(output.glob("*/summary.json")):
-        summary = checked(json.loads(path.read_text()), str(path))
+        try:
+            summary = checked(json.loads(path.read_text()), str(path))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is damaged ({error}); delete it, and its run ends again from its checkpoint") from None
         found[key_of(summary)] = summary
     return found

@@ -7,6 +7,7 @@ the same command goes on later.
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from rich.table import Table
 
 from optg.experiments import record
 from optg.experiments.declaration import Run
+from optg.training import folder as run_folder
 
 POLL = 0.1  # seconds between two looks at the processes
 
@@ -60,6 +62,7 @@ class Runner:
         self.done = 0
         self.total = 0
         self.failed: list[str] = []
+        self.elsewhere: set[str] = set()  # names of runs that another process trains
         self.signal: int | None = None
         self.signals = 0
 
@@ -67,8 +70,9 @@ class Runner:
         """Until all have ended or failed, or a signal came. Returns the exit status."""
         self.waiting = [run for run in runs if not self.finished(run, runs)]
         self.total, self.done = len(runs), len(runs) - len(self.waiting)
+        recorded = {record.key_of(row) for path in record.beside(self.record_file) for row in record.read(path)}
         for run in runs:
-            if run.key in self.known:
+            if run.key in self.known and run.key not in recorded:
                 self.keep(self.known[run.key])
         self.say(f"{self.total} runs, {self.done} done before")
         with self.listening():
@@ -98,7 +102,7 @@ class Runner:
             while (self.waiting or self.running) and not (self.signal and not self.running):
                 if self.signal is None:
                     self.start_some()
-                    if not self.running:  # what is left waits for a run that failed
+                    if not self.running and not self.elsewhere:  # what is left waits for a run that failed
                         self.give_up()
                 if self.deadline and time.monotonic() > self.deadline and self.signal is None:
                     self.say("time is up: the runs save and stop")
@@ -112,10 +116,23 @@ class Runner:
         for run in list(self.waiting):
             if len(self.running) >= self.jobs:
                 return
-            if run.needs is not None and not self.has_model(run.needs):
+            if self.busy(run) or (run.needs is not None and not self.has_model(run.needs)):
                 continue
             self.waiting.remove(run)
-            self.start(run)
+            if run.name in self.elsewhere and self.has_model(run):
+                self.ended(run, 0, 0.0)
+            else:
+                self.start(run)
+            self.elsewhere.discard(run.name)
+
+    def busy(self, run: Run) -> bool:
+        """Does another command train it? It then is waited for."""
+        if run_folder.in_use(self.output / run.name):
+            if run.name not in self.elsewhere:
+                self.elsewhere.add(run.name)
+                self.say(f"another process trains {run.name}: waiting for it")
+            return True
+        return False
 
     def give_up(self) -> None:
         for run in self.waiting:
@@ -129,7 +146,7 @@ class Runner:
         self.log(run.name).parent.mkdir(parents=True, exist_ok=True)
         command = self.command(run)
         with self.log(run.name).open("ab") as log:
-            log.write(f"$ {' '.join(command)}\n".encode())
+            log.write(f"$ {shlex.join(command)}\n".encode())
             log.flush()
             # a session of its own: Ctrl-C in a terminal reaches this process alone, which passes it on once
             process = subprocess.Popen(
@@ -160,6 +177,9 @@ class Runner:
         """One after the other, with no new process for each: for runs of a second."""
         from optg import cli
 
+        if self.deadline is not None:  # whoever hears signals then, a run or this command
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+            signal.setitimer(signal.ITIMER_REAL, max(self.deadline - time.monotonic(), 0.001))
         for run in list(self.waiting):
             if self.signal is not None:
                 return
@@ -185,7 +205,7 @@ class Runner:
 
     def ended(self, run: Run, status: int, seconds: float) -> None:
         path = self.output / run.name / "summary.json"
-        if status == 0 and path.is_file():
+        if path.is_file():
             summary = json.loads(path.read_text())
             if record.key_of(summary) == run.key:
                 self.known[run.key] = summary
@@ -214,10 +234,12 @@ class Runner:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        before[signal.SIGALRM] = signal.getsignal(signal.SIGALRM)
         try:
             yield
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -225,7 +247,7 @@ class Runner:
         """Pass a signal on: the first lets runs save and stop, a second stops them at once."""
         self.signal, self.signals = number, self.signals + 1
         if self.signals == 1:
-            self.say(f"{len(self.running)} runs save and stop; once more: at once")
+            self.say(f"runs save and stop: {len(self.running)}; once more: at once")
         for job in self.running:
             with contextlib.suppress(ProcessLookupError):
                 job.process.send_signal(signal.SIGKILL if self.signals > 2 else signal.SIGINT)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from optg.experiments.declaration import Cell, Experiment
 from optg.experiments.record import Summaries
+from optg.report.paper import SAME
 
 FAR = math.log(2)  # a run that keeps twice the wanted weights, or half of them, is no answer
 
@@ -34,7 +35,11 @@ class Line:
 
     @property
     def difference(self) -> float | None:
-        return self.accuracy - self.cell.paper.accuracy if self.cell.paper and self.summaries else None
+        """From the paper's, where as many weights are kept as there."""
+        wanted = 1 - (self.cell.sparsity or 0.0)
+        if not self.cell.paper or not self.summaries or abs(1 - self.mean("sparsity") - wanted) > SAME * wanted:
+            return None
+        return self.accuracy - self.cell.paper.accuracy
 
 
 def lines(experiment: Experiment, known: Summaries) -> list[Line]:

@@ -136,7 +136,7 @@ def part(title: str, shown: list[Figure | None], instead: str, grid: str = "figu
     entries = dict.fromkeys(entry for figure in made for entry in figure.legend)
     parts = [f"<h3>{title}</h3>", legend(list(entries)), f'<div class="{grid}">{"".join(drawn)}</div>']
     if absent := [label for label in made[0].missing if all(label in figure.missing for figure in made)]:
-        parts.append(missing(f"Not shown, for lack of a record: {named(absent)}."))
+        parts.append(missing(f"Not shown, since not ended or not recorded: {named(absent)}."))
     if below := list(dict.fromkeys(label for figure in made for label in figure.below)):
         parts.append(missing(f"Not drawn, far below the others: {named(below)}."))
     return parts

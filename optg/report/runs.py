@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optg.methods import METHODS
 from optg.report.markup import is_number, share
 from optg.training import recipe
 from optg.training.recipe import RecipeError
@@ -42,7 +43,9 @@ class Run:
 
     @property
     def target(self) -> float:
-        return self.settings["sparsity"]
+        """The sparsity asked for, or the one that a method which finds its own has come to."""
+        learns = self.method in METHODS and METHODS[self.method].learns_sparsity
+        return self.sparsity if learns and self.sparsity is not None else self.settings["sparsity"]
 
     @property
     def epoch(self) -> int:
@@ -59,26 +62,26 @@ class Run:
 
 
 def read_all(paths: Iterable[Path]) -> list[Run]:
-    """Every run that the paths stand for, each folder once."""
+    """Every run that the paths stand for, each once: its folder before its line in a file."""
     found: list[Run] = []
     seen: set[Path] = set()
-    for path in paths:
+    for path in sorted(paths, key=lambda path: not path.is_dir()):
         for folder in folders_of(path) if path.is_dir() else []:
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
                 found.append(read_folder(folder))
         if not path.is_dir():
-            found += read_file(path)
+            found += [run for run in read_file(path) if all(run.summary != other.summary for other in found)]
     if not found:
         raise RecipeError("there is nothing to report; give the folder of a run, or a .jsonl file of summaries")
     return found
 
 
 def folders_of(path: Path) -> list[Path]:
-    """A run's folder itself, or all runs directly in a folder."""
+    """A run's folder itself, or all runs in a folder and in those directly in it, such as runs/reproduce."""
     if (path / "recipe.toml").is_file():
         return [path]
-    inside = sorted(p.parent for p in path.glob("*/recipe.toml"))
+    inside = sorted(p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/recipe.toml"))
     if not inside:
         raise RecipeError(f"{path} is not the folder of a run, and has none in it: there is no recipe.toml")
     return inside

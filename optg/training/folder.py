@@ -73,5 +73,17 @@ class RunFolder:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def in_use(path: Path) -> bool:
+    """Does a live process hold the folder of a run?"""
+    try:
+        with (path / ".lock").open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def is_run(path: Path) -> bool:
     return (path / "recipe.toml").is_file()

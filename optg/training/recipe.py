@@ -83,7 +83,7 @@ def load(given: str) -> Plan:
     if given not in names():
         raise RecipeError(f"unknown recipe {given!r}; {nearest(given, names())}; or give the path of a .toml file")
     name, _, variant = given.partition(":")
-    return read((FOLDER / f"{name}.toml").read_text(), given, given.replace(":", "-"), variant)
+    return read((FOLDER / f"{name}.toml").read_text(), given, given, variant)
 
 
 def read(text: str, where: str, name: str, variant: str = "") -> Plan:

@@ -31,7 +31,7 @@ from optg.weights import bare
 
 def name_of(plan: Plan) -> str:
     """A folder's name from what makes the run what it is."""
-    return f"{plan.name}-{plan.method}-{plan.recipe.sparsity:g}-seed{plan.recipe.seed}"
+    return f"{plan.name.replace(':', '-')}-{plan.method}-{plan.recipe.sparsity:g}-seed{plan.recipe.seed}"
 
 
 def run(

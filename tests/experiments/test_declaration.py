@@ -76,6 +76,12 @@ def test_figures_of_the_paper_stand_beside_their_cells():
     assert paper("alpha", "imagenet", "α = 1", "") == 72.32
 
 
+@pytest.mark.parametrize("settings", [{"model": "digits"}, {"data": "digits"}, {"epochs": 3}])
+def test_the_papers_figures_do_not_stand_beside_something_else(settings):
+    assert all(cell.paper for cell in load("cifar", Choice(on=("cifar10",))).cells)
+    assert not any(cell.paper for cell in load("cifar", Choice(on=("cifar10",), settings=settings)).cells)
+
+
 def test_a_paper_sparsity_that_is_not_ours_is_named():
     cells = load("resnet50", Choice(on=("imagenet",))).cells
     strs = {cell.column: cell.paper.sparsity for cell in cells if cell.row == "str"}
@@ -126,6 +132,11 @@ def test_one_epoch_has_no_second_to_cut_at():
         ("cifar", Choice(settings={"batchsize": 3}), "did you mean 'batch_size'"),
         ("cifar", Choice(settings={"epochs": 0}), "epochs is 0; expected at least 1"),
         ("cifar", Choice(settings={"epochs": "many"}), "epochs is 'many'; expected int"),
+        ("cifar", Choice(settings={"sparsity": 0.5}), "--set sparsity: expected --sparsity"),
+        ("extreme", Choice(settings={"seed": 3}), "--set seed: expected --seeds"),
+        ("cifar", Choice(columns=("95",), sparsity=(0.98,)), "expected one of them"),
+        ("alpha", Choice(sparsity=(0.9, 0.95)), "columns of alpha are not sparsities; expected one"),
+        ("paradox-cycles", Choice(settings={"epochs": 3}), "expected --columns instead of --epochs"),
     ],
 )
 def test_what_there_is_not_is_refused(name, choice, message):

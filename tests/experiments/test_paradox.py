@@ -170,7 +170,7 @@ def test_any_model_and_data(tmp_path, capsys):
     [
         ({"what": "digits"}, "say the data too"),
         ({"what": "digits", "data": "digits", "criteria": ("snap",)}, "did you mean 'snip'"),
-        ({"what": "digits", "data": "digits", "counts": (0,)}, "--counts has 0; expected 1 to 97568"),
+        ({"what": "digits", "data": "digits", "counts": (0,)}, "--counts has 0; expected 1 to 97567"),
         ({"what": "digits", "data": "digits", "batches": 0}, "--batches is 0; expected at least 1"),
         ({"what": "digits", "data": "digits", "batches": 999}, "--batches is 999; there are 44"),
         ({"what": "digit", "data": "digits"}, "did you mean 'digits'"),

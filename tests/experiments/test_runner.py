@@ -16,6 +16,7 @@ from optg.experiments import record
 from optg.experiments.command import Reproduce, reproduce
 from optg.experiments.declaration import Choice, Run, load
 from optg.experiments.runner import Runner, multi_process_service
+from optg.training.folder import RunFolder
 from tests.experiments.known import summary
 
 SCRIPT = """
@@ -101,20 +102,48 @@ def when_ready(folder: Path, count: int, act) -> threading.Thread:
     return thread
 
 
-def test_a_signal_is_passed_on_and_the_same_command_goes_on(tmp_path, runs):
-    handler = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_passed_on_and_the_same_command_goes_on(tmp_path, runs, number):
+    handler = signal.getsignal(number)
     runner, said = scripts(tmp_path, {run.name: "wait" for run in runs}, jobs=2)
-    thread = when_ready(tmp_path / "runs", 2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert runner.run(runs) == 130
+    thread = when_ready(tmp_path / "runs", 2, lambda: os.kill(os.getpid(), number))
+    assert runner.run(runs) == 128 + number
     thread.join()
     logs = [path.read_text() for path in (tmp_path / "runs" / "logs").glob("*.log")]
     assert len(logs) == 2 and all(log.endswith("saved\n") for log in logs)  # two had begun, and no third was started
     assert "the same command goes on" in said.read_text() and not runner.failed
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(number) is handler
     runner, said = scripts(tmp_path, jobs=2)
     assert runner.run(runs) == 0
     begun = sorted((tmp_path / "runs" / run.name / "started").read_text() for run in runs)
     assert begun == ["once", "once", "onceagain", "onceagain"]
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_what_another_process_trains_is_waited_for(tmp_path, runs, finishes):
+    folder = tmp_path / "runs" / runs[0].name
+    folder.mkdir(parents=True)
+    with RunFolder(folder).locked():
+        runner, said = scripts(tmp_path, jobs=1)
+        thread = threading.Thread(target=lambda: statuses.append(runner.run_beside()))
+        statuses: list[None] = []
+        runner.waiting, runner.total = runs[:2], 2
+        thread.start()
+        while not (tmp_path / "runs" / runs[1].name / "summary.json").exists():
+            time.sleep(0.02)
+        if finishes:
+            (folder / "model.safetensors").touch()
+            (folder / "summary.json").write_text(json.dumps(summary(runs[0])))
+    thread.join(60)
+    assert runner.done == 2 and not runner.failed and (folder / "started").exists() != finishes
+    assert f"another process trains {runs[0].name}" in said.read_text()
+
+
+def test_time_may_be_limited_in_this_process_too(tmp_path):
+    options = Reproduce("cifar", epochs=500, minutes=0.05, only=("gmp", "optg"), columns=("95",), output=tmp_path, **SMALL)
+    started = time.monotonic()
+    assert reproduce(options) == 130 and time.monotonic() - started < 60
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_time_may_be_limited(tmp_path, runs):

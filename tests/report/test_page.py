@@ -95,9 +95,9 @@ def test_runs_that_a_figure_lacks_are_named_beside_it(tmp_path):
     results, training, cuts, layers = (
         page[page.index(f"<h3>{start}") :].split("<h3>")[1] for start in (PARTS[0], PARTS[1], PARTS[3], PARTS[4])
     )
-    assert "far below the others: gmp 95 %, seed 3 (10.00 %)." in results and "lack of a record: dpf 95 %." in results
+    assert "far below the others: gmp 95 %, seed 3 (10.00 %)." in results and "not ended or not recorded: dpf 95 %." in results
     assert 'class="missing"' not in training
-    assert "lack of a record: set 95 %." in cuts and "lack of a record: dpf 95 %." in layers
+    assert "not ended or not recorded: set 95 %." in cuts and "not ended or not recorded: dpf 95 %." in layers
 
 
 def test_accuracies_that_are_no_numbers_are_dashes(tmp_path):

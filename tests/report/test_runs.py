@@ -46,6 +46,20 @@ def test_a_folder_of_runs_stands_for_all_of_them_each_once(tmp_path):
     assert labels(tmp_path, tmp_path / "a") == ["gmp 95 %", "rigl 95 %"]
 
 
+def test_folders_in_folders_and_lines_that_repeat_a_folder(tmp_path):
+    folder = made.run(tmp_path / "reproduce" / "a", "rigl")
+    file = write_lines(tmp_path / "all.jsonl", json.loads((folder / "summary.json").read_text()), made.summary("gmp"))
+    assert labels(file, tmp_path) == ["gmp 95 %", "rigl 95 %"]
+    assert all(run.rows for run in read_all([file, tmp_path]) if run.method == "rigl")
+
+
+def test_a_method_that_finds_its_sparsity_is_named_by_what_it_found(tmp_path):
+    known = {**made.summary("str"), "sparsity": 0.98}
+    assert labels(write_lines(tmp_path / "all.jsonl", known)) == ["str 98 %"]
+    (run,) = read_all([tmp_path / "all.jsonl"])
+    assert run.target == 0.98
+
+
 def test_summaries_of_a_file_have_no_epochs(tmp_path):
     file = write_lines(tmp_path / "cifar.jsonl", made.summary("optg"), made.summary("gmp", sparsity=0.9))
     runs = read_all([file])

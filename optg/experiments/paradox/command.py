@@ -47,6 +47,11 @@ def paradox(options: Paradox) -> None:
     from optg.naming import nearest
     from optg.training.parallel import start
 
+    if not options.criteria:
+        raise ValueError(f"--criteria names none; expected some of {', '.join(CRITERIA)}")
+    folder = options.output or Path("paradox") / re.sub(r"[^\w.=-]+", "_", options.what).strip("_")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output {folder} is a file; expected a folder")
     for name in options.criteria:
         if name not in CRITERIA:
             raise ValueError(f"unknown criterion {name!r}; {nearest(name, CRITERIA)}")
@@ -58,8 +63,8 @@ def paradox(options: Paradox) -> None:
         data, model, scores = load(options, parallel.device)
         subject = Subject(model, loss, take(data, options.batches))
         counts = options.counts or powers(subject.size)
-        if bad := [count for count in counts if not 1 <= count <= subject.size]:
-            raise ValueError(f"--counts has {bad[0]}; expected 1 to {subject.size}, the weights that the model has")
+        if bad := [count for count in counts if not 1 <= count < subject.size]:
+            raise ValueError(f"--counts has {bad[0]}; expected 1 to {subject.size - 1}: the model has {subject.size} weights")
 
         def further() -> Iterator[Any]:
             """Batches to train on: not those that are measured on, which are of epoch 0."""
@@ -80,7 +85,6 @@ def paradox(options: Paradox) -> None:
         )
         rows = list(shown(console, measured, len(chosen) * len(counts)))
     console.print(table(rows, options))
-    folder = options.output or Path("paradox") / re.sub(r"[^\w.=-]+", "_", options.what).strip("_")
     folder.mkdir(parents=True, exist_ok=True)
     head = {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(options).items() if key != "output"}
     lines = [json.dumps({**dataclasses.asdict(row), "options": head}) for row in rows]
@@ -116,6 +120,13 @@ def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] 
         raise ValueError(f"{options.what} is no folder of a run; for a model's name say the data too, such as --data cifar10")
     torch.manual_seed(options.seed)
     data = datasets.load(name, folder, batch_size=options.batch_size, device=device, seed=options.seed, augment=False)
+    if path.is_dir() and (home / "summary.json").is_file():
+        known = json.loads((home / "summary.json").read_text())
+        if (known["classes"], tuple(known["shape"])) != (data.classes, tuple(data.shape)):
+            raise ValueError(
+                f"{name} has {data.classes} classes of {tuple(data.shape)}; expected what the run was trained on: "
+                f"{known['classes']} classes of {tuple(known['shape'])}"
+            )
     if not path.is_dir():
         return data, models.build(options.what, data.classes).to(device), None
     plan, model = reopen(path, data.classes)
