@@ -9,7 +9,7 @@ The model is untouched. All work is done in the optimizer's own step hooks:
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 import torch
@@ -261,6 +261,8 @@ class Sparsifier:
             norms.append(
                 torch.linalg.vector_norm(received, norm_type, dtype=self.weights.state_dtype).to(self.weights.devices[0])
             )
+        if not norms:
+            return torch.zeros(())
         total = norm(torch.stack(norms), norm_type, find_shards({str(i): p for i, p in enumerate(moved)}))
         scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
         for grad in moved.values():
@@ -353,6 +355,12 @@ class Sparsifier:
         self._hooks = []
         weights.latent, self.method.state = None, {}
         ATTACHED.discard(self.optimizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError(
+            "a sparsifier cannot be copied: torch copies an optimizer without its hooks, and the copy would train dense. Call "
+            "sparsify on the copied model and optimizer, and load_state_dict this one's state_dict"
+        )
 
     def __repr__(self) -> str:
         at = f"step {self.clock.step} of {self.clock.total}"

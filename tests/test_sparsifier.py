@@ -496,3 +496,13 @@ def test_a_state_of_another_model_changes_nothing():
     assert after["step"] == 13
     for kind, layers in before[1]["tensors"].items():
         assert all(torch.equal(t, after["tensors"][kind][n]) for n, t in layers.items())
+
+
+def test_a_copy_that_would_train_dense_is_refused():
+    model = convnet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sparsifier = optg.sparsify(model, optimizer, "gmp", sparsity=0.5, epochs=2, steps_per_epoch=2)
+    copy.deepcopy(model)
+    with pytest.raises(TypeError, match=r"cannot be copied: .* load_state_dict"):
+        copy.deepcopy((model, optimizer, sparsifier))
+    assert sparsifier.clip_grad_norm_(1.0) == 0  # of no gradients, as torch's

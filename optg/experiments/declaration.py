@@ -40,7 +40,9 @@ class Run:
     @property
     def changes(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Settings and options that are not the recipe's own; sparsity and seed stand for themselves."""
-        own = Run(self.recipe, dataclasses.replace(own_plan(self.recipe), method=self.plan.method))
+        usual = own_plan(self.recipe)
+        seeded = dataclasses.replace(usual.recipe, seed=self.plan.recipe.seed)
+        own = Run(self.recipe, dataclasses.replace(usual, recipe=seeded, method=self.plan.method))
         before, now = dataclasses.asdict(own.plan.recipe), dataclasses.asdict(self.plan.recipe)
         settings = {k: v for k, v in now.items() if v != before[k] and k not in ("sparsity", "seed")}
         return settings, {k: v for k, v in self.options.items() if v != own.options[k]}

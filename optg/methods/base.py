@@ -169,7 +169,8 @@ class Gradual(Method):
     def last_cut(self, clock: Clock) -> int:
         """The step whose cut arrives at the target: the last regular one up to `end` that leaves steps to train after it."""
         every, end = self.period(clock), min(round(self.end * clock.total), clock.total - 1)
-        return max(1, end - end % every or end)
+        regular = end - end % every
+        return max(1, regular if regular and regular >= self.start * clock.total else end)
 
     def due(self, clock: Clock) -> bool:
         """Is a cut to be made now?"""

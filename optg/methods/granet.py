@@ -1,7 +1,8 @@
 """Sparse Training via Boosting Pruning Plasticity with Neuroregeneration (GraNet). Liu et al., 2021 (arXiv:2106.10404).
 
 RigL on a shrinking budget: from a random mask at half density the sparsity rises on the cubic schedule, the least magnitudes
-of all layers go, and then each layer exchanges weights by the dense gradient.
+of all layers go, and then each layer exchanges weights by the dense gradient. Exchanges go on until training ends, as in the
+authors' code.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,19 @@ class GraNet(RigL):
     every: int | None = 1000
     budget: str = "global"
     fraction: float = 0.5
+    until: float = 1.0  # of training: where exchanges end; the budget arrives at the target at `end`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.end <= self.until <= 1:
+            raise ValueError(f"until is {self.until}; expected at least `end`, {self.end}, and at most 1")
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         weights.cut(weights.random(self.seed), min(self.initial, weights.target), "erk")
+
+    def last_exchange(self) -> float:
+        return self.until
+
+    def due(self, clock: Clock) -> bool:
+        late = self.last_cut(clock) < clock.step <= self.until * clock.total and clock.step % self.period(clock) == 0
+        return late or super().due(clock)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from optg.clock import Clock
-from optg.methods.base import Gradual
+from optg.methods.base import Gradual, refuse_unknown
 from optg.probe import Probe
 from optg.schedules import default_alpha, logistic
 from optg.weights import SparseWeights
@@ -33,6 +33,13 @@ class OptG(Gradual):
     score_lr: Literal["sparsity", "weight"] | float = "sparsity"  # Eq. 16; or that of the weights; or a constant
     momentum: float = 0.9  # of the scores
     dormant_decay: bool = True  # do momentum and decay go on moving removed weights?
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.score_lr, str):
+            refuse_unknown("score_lr", self.score_lr, ("sparsity", "weight"))
+        else:
+            self.score_lr = float(self.score_lr)
 
     @property
     def freezes_dormant(self) -> bool:

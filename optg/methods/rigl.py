@@ -38,11 +38,15 @@ class RigL(Gradual):
             if sparsity > weights.sparsity:  # a shrinking budget loses its smallest weights first
                 self.cut(weights, sparsity)
                 weights.show_effective()  # what comes back at once starts at 0 too
-            share = self.fraction * (1 + math.cos(math.pi * ramp(clock, 0, self.end))) / 2
+            share = self.fraction * (1 + math.cos(math.pi * ramp(clock, 0, self.last_exchange()))) / 2
             weights.exchange(share, self.grow_scores(weights, clock))
             if self.hold:
                 weights.optimizer.zero_grad()  # an optimizer passes over what has no gradient
         super().after_backward(weights, clock, lr)
+
+    def last_exchange(self) -> float:
+        """Of training: where exchanges end."""
+        return self.end
 
     def capturable(self, clock: Clock) -> bool:
         return not self.due(clock)

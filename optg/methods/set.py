@@ -23,4 +23,5 @@ class SET(RigL):
     fraction: float = 0.5
 
     def grow_scores(self, weights: SparseWeights, clock: Clock) -> dict[int, Tensor]:
-        return dict(enumerate(weights.random(self.seed * 1_000_003 + clock.step)))
+        numbers = weights.random(self.seed * 1_000_003 + clock.step)
+        return {layer: numbers[layer] for layer in weights.grads}

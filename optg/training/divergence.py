@@ -32,9 +32,10 @@ def refuse_nan(losses: list[Tensor], model: nn.Module, folder: RunFolder, clock:
 @contextmanager
 def no_mask_of_nan(losses: list[Tensor], model: nn.Module, folder: RunFolder, clock: Clock) -> Iterator[None]:
     """A cut may be the first to meet a score that is no number: the loss was none before it."""
+    before = clock.step
     try:
         yield
     except FloatingPointError as error:
-        clock.step -= 1  # the step that was not finished
+        clock.step = before  # the step was not finished
         refuse_nan(losses, model, folder, clock)
         raise Diverged(str(error)) from None

@@ -140,7 +140,9 @@ def build_method(plan: Plan, where: str = "recipe") -> "Method":
     for key in options:
         if key not in known:
             raise RecipeError(f"{where}: {plan.method} has no option {key!r}; {nearest(key, known)}")
-    return kind(**{key: converted(f"{where}: {plan.method}.{key}", value, hints[key]) for key, value in options.items()})
+    own = {"seed": plan.recipe.seed} if "seed" in known else {}  # of a method's random numbers, where it has any
+    given = {key: converted(f"{where}: {plan.method}.{key}", value, hints[key]) for key, value in options.items()}
+    return kind(**own | given)
 
 
 def check(recipe: Recipe, where: str) -> Recipe:

@@ -1,5 +1,6 @@
 """What a plan builds before the first step: data, model, optimizer and method."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 from optg import data as datasets
 from optg import models
 from optg.data import Data
+from optg.methods import IMP
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel
 from optg.training.recipe import Plan, Recipe, build_method
@@ -45,6 +47,8 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
         steps_per_epoch=data.steps_per_epoch, loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model
+    if recipe.cycles == 1 and isinstance(sparsifier.method, IMP):  # the learning rate starts anew with each of its cycles
+        recipe = dataclasses.replace(recipe, cycles=sparsifier.method.cycles)
     return Setup(recipe, data, model, optimizer, sparsifier, Step(forward, optimizer, sparsifier, criterion, recipe, parallel))
 
 

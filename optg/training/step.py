@@ -61,7 +61,7 @@ class Step:
             with torch.autocast(
                 x.device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16", cache_enabled=False
             ):
-                loss = self.criterion(self.model(x), y) / self.recipe.accumulate
+                loss = self.criterion(self.model(x), y) * (len(x) / len(images))  # parts may differ in size
             loss.backward()
             total += loss.detach()
         self.optimizer.step()

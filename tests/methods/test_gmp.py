@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -39,3 +41,9 @@ def test_the_smallest_magnitudes_go_and_stay_away():
         seen.append(sparsifier.masks["weight"].tolist())
         assert model.weight[0, 0] == model.weight[0, 2] == 0
     assert seen == [[[False, True, False, True]]] * 20
+
+
+def test_no_cut_comes_before_the_start():
+    clock = Clock(epochs=2, steps_per_epoch=100)
+    method = GMP(start=0.55, end=0.6, every=100)
+    assert [s for s in range(200) if method.due(replace(clock, step=s))] == [120]

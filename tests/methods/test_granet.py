@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import optg
+from optg.clock import Clock
 from optg.methods import GraNet
 
 
@@ -21,7 +24,7 @@ def test_the_budget_shrinks_on_the_cubic_and_arrives_at_half_of_training():
     # is made with the gradient of the next step.
     assert zeros == [200] * 11 + [279] * 10 + [326] * 10 + [350] * 10 + [359] * 10 + [360] * 49
     changed = [t for t in range(100) if not torch.equal(masks[t], masks[t + 1])]
-    assert changed == [10, 20, 30, 40, 50]
+    assert changed == [10, 20, 30, 40, 50, 60, 70, 80]  # exchanges go on; at 90 the share of 40 weights is none
 
 
 @pytest.mark.parametrize("sparsity, kept", [(0.9, [250, 100]), (0.2, [460, 100])])
@@ -56,3 +59,23 @@ def test_magnitudes_of_all_layers_are_cut_before_each_layer_exchanges():
     # loses 1 and 2 and grows −0.9 and 0.8; the second loses 0.3 and grows 0.7, where 0.1 was: it comes back at 0.
     assert [m[0].int().tolist() for m in sparsifier.masks.values()] == [[0, 0, 1, 1, 0, 1, 1, 0], [1, 0, 0, 1, 0, 0, 0, 0]]
     assert [layer.weight.tolist()[0] for layer in model] == [[0, 0, 3, 4, 0, 0, 0, 0], [0, 0, 0, 5, 0, 0, 0, 0]]
+
+
+def test_exchanges_go_on_until_training_ends():
+    clock = Clock(epochs=10, steps_per_epoch=20)
+    due = {until: [s for s in range(200) if GraNet(every=10, until=until).due(replace(clock, step=s))] for until in (1.0, 0.5)}
+    assert due == {1.0: list(range(10, 200, 10)), 0.5: list(range(10, 101, 10))}
+    with pytest.raises(ValueError, match=r"until is 0\.4; expected at least `end`, 0\.5"):
+        GraNet(until=0.4)
+
+
+def test_what_is_exchanged_falls_to_nothing_at_the_end(monkeypatch):
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sparsifier = optg.sparsify(model, optimizer, GraNet(every=10), sparsity=0.9, epochs=10, steps_per_epoch=20)
+    shares = []
+    monkeypatch.setattr(sparsifier.weights, "exchange", lambda share, scores: shares.append(round(share, 3)))
+    for _ in range(200):
+        model(torch.randn(4, 64)).square().mean().backward()
+        optimizer.step()
+    assert len(shares) == 19 and shares[0] == 0.497 and shares[9] == 0.25 and shares[-1] == 0.003

@@ -219,3 +219,9 @@ def test_one_epoch_is_refused():
     with pytest.raises(ValueError, match="epochs is 1, expected at least 2"):
         model = convnet()
         optg.sparsify(model, torch.optim.SGD(model.parameters(), lr=0.1), "optg", sparsity=0.5, epochs=1, steps_per_epoch=5)
+
+
+def test_a_rate_of_the_scores_is_a_number_or_a_known_name():
+    assert OptG(score_lr=1).score_lr == 1.0 and isinstance(OptG(score_lr=1).score_lr, float)
+    with pytest.raises(ValueError, match="unknown score_lr 'wieght'; did you mean 'weight'"):
+        OptG(score_lr="wieght")

@@ -102,3 +102,16 @@ def test_the_share_falls_on_a_cosine_until_the_end_of_training(monkeypatch):
         exchange(*parts, step)
     # 0.5 · (1 + cos(π t / 100)) / 2, with cos(π/4) = 0.7071
     assert shares == pytest.approx({25: 0.426777, 50: 0.25, 75: 0.073223}, abs=1e-6)
+
+
+def test_a_layer_without_gradients_stays_as_it_is():
+    model = nn.ModuleDict({"used": nn.Linear(8, 8), "unused": nn.Linear(8, 8)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sparsifier = optg.sparsify(model, optimizer, SET(every=2), sparsity=0.5, epochs=5, steps_per_epoch=4)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    for _ in range(20):
+        optimizer.zero_grad()
+        model["used"](torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    assert model["unused"].weight.equal(before["unused.weight"]) and sparsifier.sparsity == 0.5
+    assert not model["used"].weight.equal(before["used.weight"])

@@ -102,3 +102,10 @@ def test_unknown_names_and_files():
         recipe.load("vgg19-cifar1")
     with pytest.raises(RecipeError, match="there is no recipe file"):
         recipe.load("nowhere/recipe.toml")
+
+
+def test_a_runs_seed_is_that_of_its_method():
+    plan = Plan(Recipe(seed=3), "set")
+    assert build_method(plan).seed == 3
+    plan.methods["set"] = {"seed": 7}
+    assert build_method(plan).seed == 7
