@@ -22,11 +22,13 @@ def refuse_nan(losses: list[Tensor], model: nn.Module, folder: RunFolder, clock:
         return
     grads = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
     layer = next((name for name, grad in grads if not grad.isfinite().all()), "no layer")
+    step = clock.step - len(losses) + bad[0] + 1
+    raise Diverged(f"the loss is {losses[bad[0]].item()} at step {step}; first non-finite gradient: {layer}. {advice(folder)}")
+
+
+def advice(folder: RunFolder) -> str:
     saved = list_steps(folder.checkpoints)
-    raise Diverged(
-        f"the loss is {losses[bad[0]].item()} at step {clock.step - len(losses) + bad[0] + 1}; first non-finite gradient: "
-        f"{layer}. The last good checkpoint is {saved[-1] if saved else 'none'}: lower the learning rate and start again"
-    )
+    return f"The last good checkpoint is {saved[-1] if saved else 'none'}: lower the learning rate and start again"
 
 
 @contextmanager
@@ -38,4 +40,4 @@ def no_mask_of_nan(losses: list[Tensor], model: nn.Module, folder: RunFolder, cl
     except FloatingPointError as error:
         clock.step = before  # the step was not finished
         refuse_nan(losses, model, folder, clock)
-        raise Diverged(str(error)) from None
+        raise Diverged(f"step {before + 1}: {error}. {advice(folder)}") from None
