@@ -247,6 +247,8 @@ class SparseWeights:
         if self.latent is None:
             return
         values = self.values
+        if values[0].dtype != self.latent[0].dtype:  # the model was moved to another since
+            self.latent = [latent.to(value.dtype) for latent, value in zip(self.latent, values)]
         if self.reshape is not None:
             torch._foreach_copy_(values, self.latent)
         elif (table := self.table(values, self.masks, self.latent)) is not None:

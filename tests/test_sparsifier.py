@@ -506,3 +506,16 @@ def test_a_copy_that_would_train_dense_is_refused():
     with pytest.raises(TypeError, match=r"cannot be copied: .* load_state_dict"):
         copy.deepcopy((model, optimizer, sparsifier))
     assert sparsifier.clip_grad_norm_(1.0) == 0  # of no gradients, as torch's
+
+
+@pytest.mark.parametrize("method", ["optg", "dpf", "feather", "gmp", "rigl"])
+def test_a_model_may_change_its_number_type(method):
+    model = convnet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    sparsifier = optg.sparsify(model, optimizer, method, sparsity=0.8, epochs=3, steps_per_epoch=4)
+    model.bfloat16()
+    for batch in batches(12, dtype=torch.bfloat16):
+        step(model, optimizer, batch)
+    assert sparsifier.sparsity == pytest.approx(0.8, abs=1e-3)
+    for name, mask in sparsifier.masks.items():
+        assert not model.get_parameter(name)[~mask].any()

@@ -76,10 +76,13 @@ class IMP(Method):
             local(tensor).copy_(piece_of(tensor, self.tensors("model")[name]))
         for p in owned(weights.optimizer):
             weights.optimizer.state.pop(p, None)
+        groups = [group for group in weights.optimizer.param_groups if group.get("fused") or group.get("capturable")]
+        counted_there = {p for group in groups for p in group["params"]}  # their step count, too, is on the device
         for key, value in self.tensors("optimizer").items():
             i, name = key.split(" ")
             p = owned(weights.optimizer)[int(i)]
-            weights.optimizer.state[p][name] = value.to(p.device, copy=True) if value.ndim else value.clone()
+            device = p.device if value.ndim or p in counted_there else torch.device("cpu")
+            weights.optimizer.state[p][name] = value.to(device, copy=True)
 
 
 def by_bare_name(model: torch.nn.Module) -> dict[str, Tensor]:
