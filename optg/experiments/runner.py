@@ -220,6 +220,9 @@ class Runner:
                 log.write("the summary is of another run than the one declared\n")
         if self.signal is not None and status in (-signal.SIGINT, 128 + signal.SIGINT, 128 + signal.SIGTERM):
             return
+        if self.jobs and self.busy(run):  # another process has begun it in the same moment
+            self.waiting.append(run)
+            return
         self.failed.append(run.name)
         self.say(f"failed with exit status {status}: {run.name}: {last_line(self.log(run.name))}; see {self.log(run.name)}")
 

@@ -139,6 +139,14 @@ def test_what_another_process_trains_is_waited_for(tmp_path, runs, finishes):
     assert f"another process trains {runs[0].name}" in said.read_text()
 
 
+def test_a_run_that_another_process_began_in_the_same_moment_has_not_failed(tmp_path, runs):
+    folder = tmp_path / "runs" / runs[0].name
+    runner, _ = scripts(tmp_path)
+    with RunFolder(folder).locked():
+        runner.ended(runs[0], 2, 1.0)
+    assert runner.waiting == runs[:1] and not runner.failed and runner.elsewhere == {runs[0].name}
+
+
 def test_time_may_be_limited_in_this_process_too(tmp_path):
     options = Reproduce("cifar", epochs=500, minutes=0.05, only=("gmp", "optg"), columns=("95",), output=tmp_path, **SMALL)
     started = time.monotonic()
