@@ -56,6 +56,10 @@ def train(args: list[str]) -> None:
         console.print(
             f"{text}{summary['flops'] / 1e6:,.1f} of {summary['dense_flops'] / 1e6:,.1f} MFLOPs. {folder}", soft_wrap=True
         )
+    if parallel.world > 1:  # all is written: threads of torch's connections have been seen to abort a process as it ends
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def understand(args: list[str]) -> tuple[Plan, Any]:

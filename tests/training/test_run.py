@@ -19,7 +19,7 @@ from optg.training.board import SCALARS
 
 ROOT = Path(__file__).parent.parent.parent
 PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(PATHS)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(PATHS)}
 OWN = ["--model", "tests.training.own:model", "--data", "tests.training.own:data"]
 SMALL = [*OWN, "--epochs", "6", "--batch-size", "16", "--sparsity", "0.9", "--device", "cpu", "--minutes", "0.001"]
 SLOW = ["--model", "tests.training.own:slow"]
