@@ -125,7 +125,8 @@ def overview(options: Reproduce) -> Table:
     from optg.experiments import record
     from optg.experiments.cost import Cost
 
-    cost = Cost(record.known(options.output, sorted(Path("results").glob("*.jsonl"))).values())
+    results = {record.key_of(row): row for path in sorted(Path("results").glob("*.jsonl")) for row in record.read(path)}
+    cost = Cost(record.known(options.output, results).values())
     made = Table(title="optg reproduce NAME", title_justify="left")
     for column in ("name", "what", "on", "runs", "epochs", "run hours"):
         made.add_column(column, justify="left" if column in ("name", "what", "on") else "right", overflow="fold")

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +55,23 @@ def append(path: Path, summary: dict[str, Any]) -> bool:
         return True
 
 
-def beside(path: Path | None) -> list[Path]:
-    """A record, and all others in its folder; what is no record there is passed over."""
-    return [other for other in sorted(path.parent.glob("*.jsonl")) if other == path or is_record(other)] if path else []
+def beside(path: Path | None) -> Summaries:
+    """The runs of a record and of all others in its folder; what is no record there is passed over."""
+    found: Summaries = {}
+    for other in sorted(path.parent.glob("*.jsonl")) if path else []:
+        try:
+            rows = read(other)
+        except ValueError:
+            if other == path:
+                raise
+            continue
+        found |= {key_of(row): row for row in rows}
+    return found
 
 
-def is_record(path: Path) -> bool:
-    try:
-        return bool(read(path))
-    except ValueError:
-        return False
-
-
-def known(output: Path, records: Iterable[Path] = ()) -> Summaries:
+def known(output: Path, recorded: Summaries) -> Summaries:
     """Every run that has ended, in the folder of runs or in a record."""
-    found = {key_of(row): row for record in records for row in read(record)}
+    found = dict(recorded)
     for path in sorted(output.glob("*/summary.json")):
         try:
             summary = checked(json.loads(path.read_text()), str(path))

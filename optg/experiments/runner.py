@@ -56,7 +56,8 @@ class Runner:
         self.output, self.jobs, self.device, self.record_file = output, jobs, device, record_file
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self.console = console or Console()
-        self.known = record.known(output, record.beside(record_file))
+        self.recorded = record.beside(record_file)
+        self.known = record.known(output, self.recorded)
         self.waiting: list[Run] = []
         self.running: list[Job] = []
         self.done = 0
@@ -70,9 +71,8 @@ class Runner:
         """Until all have ended or failed, or a signal came. Returns the exit status."""
         self.waiting = [run for run in runs if not self.finished(run, runs)]
         self.total, self.done = len(runs), len(runs) - len(self.waiting)
-        recorded = {record.key_of(row) for path in record.beside(self.record_file) for row in record.read(path)}
         for run in runs:
-            if run.key in self.known and run.key not in recorded:
+            if run.key in self.known and run.key not in self.recorded:
                 self.keep(self.known[run.key])
         self.say(f"{self.total} runs, {self.done} done before")
         with self.listening():

@@ -120,15 +120,15 @@ def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] 
         raise ValueError(f"{options.what} is no folder of a run; for a model's name say the data too, such as --data cifar10")
     torch.manual_seed(options.seed)
     data = datasets.load(name, folder, batch_size=options.batch_size, device=device, seed=options.seed, augment=False)
-    if path.is_dir() and (home / "summary.json").is_file():
+    if not path.is_dir():
+        return data, models.build(options.what, data.classes).to(device), None
+    if (home / "summary.json").is_file():
         known = json.loads((home / "summary.json").read_text())
         if (known["classes"], tuple(known["shape"])) != (data.classes, tuple(data.shape)):
             raise ValueError(
                 f"{name} has {data.classes} classes of {tuple(data.shape)}; expected what the run was trained on: "
                 f"{known['classes']} classes of {tuple(known['shape'])}"
             )
-    if not path.is_dir():
-        return data, models.build(options.what, data.classes).to(device), None
     plan, model = reopen(path, data.classes)
     scores = saved(path, model) if plan.method == "optg" else None
     return data, model.to(device), scores
