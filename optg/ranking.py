@@ -66,50 +66,54 @@ class Threshold(NamedTuple):
 
 
 class Cuts(NamedTuple):
-    """Thresholds of several cuts, as the host and as the device knows them."""
+    """Thresholds of one cut of all tensors, or of one cut of each, and which tensors have NaN: on the scores' device."""
 
-    host: list[Threshold]
     values: Tensor
     removed: Tensor
     equal: Tensor
+    nan: Tensor
+
+    def on_host(self) -> list[Threshold]:
+        columns = torch.stack([t.double() for t in self[:3]])
+        return [Threshold(value, int(removed), int(equal)) for value, removed, equal in columns.T.tolist()]  # a sync
+
+
+Zeros = int | Sequence[int] | Tensor  # how many scores a cut of all tensors removes, or how many the cut of each does
 
 
 def keep_top(
-    scores: Sequence[Tensor], zeros: int, *, shards: Shards | None = None, names: Sequence[str] | None = None
+    scores: Sequence[Tensor], zeros: Zeros, *, shards: Shards | None = None, names: Sequence[str] | None = None
 ) -> list[Tensor]:
-    """Masks (True: kept) that remove exactly the `zeros` smallest of all scores together.
+    """Masks (True: kept) that remove exactly the `zeros` smallest scores of all tensors together, or of each.
 
     >>> keep_top([torch.tensor([3.0, 1.0]), torch.tensor([2.0, 2.0])], zeros=2)
     [tensor([ True, False]), tensor([False,  True])]
     """
-    cuts = select(scores, zeros, shards, names)
-    return new_masks(scores, cuts, shards) or list(each_mask(scores, cuts.host[0], shards))
+    cuts = select(scores, zeros, shards)
+    refuse_nan(cuts.nan, names)
+    return masks_of(scores, cuts, shards)
 
 
-def keep_top_each(
-    scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None = None, names: Sequence[str] | None = None
-) -> list[Tensor]:
-    """A mask for each tensor that removes exactly its `zeros` smallest scores."""
-    cuts = select_each(scores, zeros, shards, names)
-    return new_masks(scores, cuts, shards) or list(each_mask_of(scores, cuts.host, shards))
+def masks_of(scores: Sequence[Tensor], cuts: Cuts, shards: Shards | None = None) -> list[Tensor]:
+    """New masks."""
+    if not shards and (kernels := find_kernels(scores)):
+        masks = [torch.empty_like(s, dtype=torch.bool) for s in scores]
+        if recut(masks, scores, cuts, kernels.TABLES) is not None:
+            return masks
+    return list(each_mask(scores, cuts, shards))
 
 
-def new_masks(scores: Sequence[Tensor], cuts: Cuts, shards: Shards | None) -> list[Tensor] | None:
-    """`recut` of masks that do not exist yet."""
-    if shards or not (kernels := find_kernels(scores)):
-        return None
-    masks = [torch.empty_like(s, dtype=torch.bool) for s in scores]
-    return None if recut(masks, scores, cuts, kernels.Tables()) is None else masks
+def each_mask(scores: Sequence[Tensor], cuts: Cuts, shards: Shards | None = None) -> Iterator[Tensor]:
+    """The masks of cuts, one at a time, so that no second set of masks need exist."""
+    found = cuts.on_host()
+    if len(found) == 1:
+        yield from masks_at(found[0], scores, shards)
+    else:
+        for i, (score, cut) in enumerate(zip(scores, found)):
+            yield from masks_at(cut, [score], shards and shards.of(i))
 
 
-def each_mask_of(scores: Sequence[Tensor], cuts: Sequence[Threshold], shards: Shards | None = None) -> Iterator[Tensor]:
-    """The masks of cuts that each are of one tensor."""
-    for i, (score, cut) in enumerate(zip(scores, cuts)):
-        yield from each_mask([score], cut, shards and shards.of(i))
-
-
-def each_mask(scores: Sequence[Tensor], cut: Threshold, shards: Shards | None = None) -> Iterator[Tensor]:
-    """The masks of a cut, one at a time, so that no second set of masks need exist."""
+def masks_at(cut: Threshold, scores: Sequence[Tensor], shards: Shards | None) -> Iterator[Tensor]:
     scores = comparable(scores)
     if cut.removed == 0:
         yield from (torch.ones_like(s, dtype=torch.bool) for s in scores)
@@ -129,27 +133,19 @@ def comparable(scores: Sequence[Tensor]) -> list[Tensor]:
     return [s if s.dtype == dtype else s.to(dtype) for s in scores]
 
 
-def select(scores: Sequence[Tensor], zeros: int, shards: Shards | None = None, names: Sequence[str] | None = None) -> Cuts:
-    """The threshold that removes the `zeros` smallest scores of all tensors together."""
-    return thresholds(scores, [zeros], shards, names)
-
-
-def select_each(
-    scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None = None, names: Sequence[str] | None = None
-) -> Cuts:
-    """For each tensor, the threshold that removes its `zeros` smallest scores."""
+def select(scores: Sequence[Tensor], zeros: Zeros, shards: Shards | None = None) -> Cuts:
+    """The threshold that removes the `zeros` smallest scores of all tensors together, or for each tensor that of its own."""
+    if isinstance(zeros, int):
+        return thresholds(scores, [zeros], shards)
     if find_kernels(scores):
-        return thresholds(scores, zeros, shards, names, each=True)
-    cuts = [thresholds([s], [z], shards and shards.of(i), names and [names[i]]) for i, (s, z) in enumerate(zip(scores, zeros))]
-    device = scores[0].device
-    columns = zip(*((cut.values, cut.removed, cut.equal) for cut in cuts))
-    return Cuts([cut.host[0] for cut in cuts], *(torch.cat([t.to(device) for t in column]) for column in columns))
+        return thresholds(scores, zeros, shards, each=True)
+    wanted = zeros.tolist() if isinstance(zeros, Tensor) else zeros
+    cuts = [thresholds([s], [z], shards and shards.of(i)) for i, (s, z) in enumerate(zip(scores, wanted))]
+    return Cuts(*(torch.cat([t.to(scores[0].device) for t in column]) for column in zip(*cuts)))
 
 
-def thresholds(
-    scores: Sequence[Tensor], zeros: Sequence[int], shards: Shards | None, names: Sequence[str] | None, each: bool = False
-) -> Cuts:
-    """Of all tensors together, or (on a GPU) of each. Only the last transfer waits for the device."""
+def thresholds(scores: Sequence[Tensor], zeros: Sequence[int] | Tensor, shards: Shards | None, each: bool = False) -> Cuts:
+    """Of all tensors together, or (on a GPU) of each. Nothing here waits for a GPU."""
     scores = comparable(scores)
     dtype, device = scores[0].dtype, scores[0].device
     flat = [storage_order(s) for s in scores]
@@ -157,52 +153,53 @@ def thresholds(
         flat = [f if counted else f[:0] for f, counted in zip(flat, shards.counted())]
     count, bits = counter(flat, each)
     nan = torch.zeros(len(flat), dtype=torch.int64, device=device)
-    wanted = ranks = torch.tensor(zeros).to(device, non_blocking=True)[:, None]
+    wanted = ranks = torch.as_tensor(zeros).to(device, non_blocking=True)[:, None]
     prefixes = torch.zeros_like(ranks)  # the keys' upper bits, as far as they are known
     first = dtype.itemsize * 8 - bits
     for shift in range(first, -1, -bits):
         counts = count(prefixes, nan, shift == first, shift)
         if shards:
             dist.all_reduce(counts, group=shards.group)
-        sums = counts.cumsum(1)
-        digits = torch.searchsorted(sums, ranks)
-        equal = counts.gather(1, digits)
-        ranks = ranks - (sums.gather(1, digits) - equal)
-        prefixes = digits - (1 << bits - 1) if shift == first else prefixes << bits | digits
+        prefixes, ranks, equal = narrow(counts, prefixes, ranks, bits)
+        if shift == first:
+            prefixes -= 1 << bits - 1  # keys are signed
     if shards:
         dist.all_reduce(nan, group=shards.group)
-    values = floats(prefixes, dtype).masked_fill(wanted <= 0, -math.inf).flatten()
-    removed, equal = ((t * (wanted > 0)).flatten() for t in (ranks, equal))
-    found = torch.cat([t.double() for t in (nan, values, removed, equal)]).tolist()  # a sync, one to a cut
-    refuse_nan(np.array(found[: len(nan)]), names)
-    host = np.array(found[len(nan) :]).reshape(3, -1).T
-    return Cuts([Threshold(value, int(gone), int(ties)) for value, gone, ties in host.tolist()], values, removed, equal)
+    values = floats(prefixes, dtype).masked_fill(wanted <= 0, -math.inf)
+    removed, equal = (t * (wanted > 0) for t in (ranks, equal))
+    return Cuts(values[:, 0], removed[:, 0], equal[:, 0], nan)
+
+
+def narrow(counts: Tensor, prefixes: Tensor, ranks: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The next digit of the key at each rank, given how often each digit occurs after its prefix.
+
+    Returns the longer prefix, the rank among the keys that share it, and how many they are.
+    """
+    sums = counts.cumsum(1)
+    digits = torch.searchsorted(sums, ranks).clamp_(max=counts.shape[1] - 1)
+    equal = counts.gather(1, digits)
+    return prefixes << bits | digits, ranks - (sums.gather(1, digits) - equal), equal
 
 
 def recut(masks: list[Tensor], scores: Sequence[Tensor], cuts: Cuts, tables: Callable[..., Any] | None) -> Tensor | None:
-    """Set masks by a cut of all scores, or one of each tensor's, in one pass on a GPU; None where that cannot be.
+    """Set masks by a cut of all scores, or one of each tensor's, without a wait for the GPU; None where that cannot be.
 
     Returns for each tensor how many entries are removed now, were until now not, and come back.
     """
-    kernels, scores = find_kernels(masks), comparable(scores)
+    kernels, scores, each = find_kernels(masks), comparable(scores), len(cuts.values) > 1
     if not kernels or not tables or (table := tables(masks, scores)) is None:
         return None
-    size, dtype = len(masks), scores[0].dtype
-    values, removed, equal = (t.expand(size) for t in cuts[1:])
-    ties = torch.where(removed == 0, kernels.KEEP, torch.where(removed == equal, kernels.DROP, kernels.NOTE)).to(torch.int8)
-    kept, noted = list[int](), 0
-    for cut in cuts.host:
-        if 0 < cut.removed < cut.equal:
-            kept += range(noted + cut.removed, noted + cut.equal)
-            noted += cut.equal
-    if not noted:
-        return kernels.recut(table, dtype, values.to(dtype).contiguous(), ties)
-    if noted > kernels.MOST_NOTED or not all(map(kernels.row_major_or_channels_last, masks)):
+    if (places := kernels.places(masks, each)) is None:
         return None
-    notes = torch.zeros(1 + noted, dtype=torch.int64, device=values.device)
-    counts = kernels.recut(table, dtype, values.to(dtype).contiguous(), ties, notes)
-    kernels.keep_ties(table, masks, notes[1:], kept, counts)
-    return counts
+    longest = max(s.numel() for s in scores) if each else sum(s.numel() for s in scores)
+    split = (cuts.removed > 0) & (cuts.removed < cuts.equal)  # where some of the ties go: those of the lowest indices
+    ranks, prefixes = cuts.removed[:, None], torch.zeros_like(cuts.removed)[:, None]
+    for shift in range((longest - 1).bit_length() // 8 * 8, -1, -8):
+        counts = kernels.count_ties(table, scores[0].dtype, cuts.values, split, places, prefixes, shift)
+        prefixes, ranks, _ = narrow(counts, prefixes, ranks, 8)
+    last = torch.where(split, prefixes[:, 0], torch.where(cuts.removed > 0, kernels.DROP, kernels.KEEP))
+    values, last = (t.expand(len(masks)).contiguous() for t in (cuts.values, last))
+    return kernels.recut(table, scores[0].dtype, values, last, places)
 
 
 def floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
@@ -221,7 +218,7 @@ def counter(scores: Sequence[Tensor], each: bool) -> tuple[Counter, int]:
     are the prefix, over all tensors or for each; in the first round there is no prefix, and `nan` is set where a tensor has it.
     """
     if kernels := find_kernels(scores):
-        table = kernels.Tables()(scores)  # of one-dimensional views of whole memory
+        table = kernels.TABLES(scores)  # of one-dimensional views of whole memory
         return partial(kernels.count, table, each, bits=8, width=scores[0].itemsize * 8), 8
     return partial(count_in_chunks, scores, bits=16), 16
 
@@ -244,9 +241,9 @@ def count_in_chunks(scores: Sequence[Tensor], prefixes: Tensor, nan: Tensor, fir
     return torch.from_numpy(counts)[None].to(nan.device)
 
 
-def refuse_nan(found: np.ndarray, names: Sequence[str] | None) -> None:
-    if found.any():
-        where = ", ".join(names[i] if names else f"tensor {i}" for i in found.nonzero()[0].tolist())
+def refuse_nan(found: Tensor, names: Sequence[str] | None) -> None:
+    if layers := found.nonzero().flatten().tolist():  # a sync
+        where = ", ".join(names[i] if names else f"tensor {i}" for i in layers)
         raise FloatingPointError(f"NaN in the scores of {where}: training has diverged, no mask can be ranked from it")
 
 

@@ -174,6 +174,7 @@ class Sparsifier:
 
     def _close(self) -> None:
         """A step that was interrupted between the hooks left latent weights in the parameters: make them effective again."""
+        self.weights.check()
         if self._open:
             self.weights.show_effective()
             self._open = False
@@ -298,6 +299,7 @@ class Sparsifier:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, whose model may have been wrapped or distributed otherwise."""
+        self.weights.watched.clear()  # of masks that go now
         current = self.state_dict()
         refuse_state(state, current, free={kind for kind, values in self.method.state.items() if isinstance(values, dict)})
         for kind, values in current["tensors"].items():

@@ -15,17 +15,7 @@ from torch import Tensor, nn
 
 from optg.allocation import layer_zeros
 from optg.kernels import find_kernels
-from optg.ranking import (
-    Shards,
-    comparable,
-    each_mask,
-    each_mask_of,
-    keep_top_each,
-    recut,
-    select,
-    select_each,
-    zeros_at,
-)
+from optg.ranking import Shards, Zeros, comparable, each_mask, masks_of, recut, refuse_nan, select, zeros_at
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -195,6 +185,7 @@ class SparseWeights:
         self.soft: Callable[[], Soft | None] | None = None  # what it depends on, where it is the power threshold
         self.skipped: Tensor | None = None  # set where a GradScaler may skip this step: True, on the device, if it does
         self.counts = torch.zeros(len(self.names), 3, dtype=torch.int64)  # of each layer: zeros, removed, revived
+        self.watched: list[tuple[Tensor, torch.cuda.Event, list[str]]] = []  # which layers had NaN, when it has arrived
         groups = optimizer.param_groups
         owner = {p: i for i, group in enumerate(groups) for p in group["params"]}
         self.groups = [owner[p] for p in self.parameters]  # the parameter group of each
@@ -311,18 +302,39 @@ class SparseWeights:
 
         Returns the threshold of each layer, its largest removed score.
         """
-        if budget == "global":
-            cuts = select(scores, zeros_at(sparsity, self.size), self.shards, self.names)
-        else:
-            cuts = select_each(scores, self.budget(budget, sparsity), self.shards, self.names)
+        zeros = zeros_at(sparsity, self.size) if budget == "global" else self.budget(budget, sparsity)
+        cuts = select(scores, zeros, self.shards)
+        self.watch(cuts.nan, self.names)
         counts = None if self.shards else recut(self.masks, scores, cuts, self.tables)
-        if counts is not None:
-            self.counts = counts
-        elif budget == "global":
-            self.replace_masks(each_mask(scores, cuts.host[0], self.shards))
+        if counts is None:
+            self.replace_masks(each_mask(scores, cuts, self.shards))
         else:
-            self.replace_masks(each_mask_of(scores, cuts.host, self.shards))
+            self.counts = counts
         return cuts.values.expand(len(scores))
+
+    def keep_top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
+        """New masks of some layers: the largest scores of all together, but for `zeros` of them, or of each."""
+        shards = self.shards and Shards(self.shards.group, tuple(self.shards.pieces[layer] for layer in scores))
+        cuts = select(list(scores.values()), zeros, shards)
+        self.watch(cuts.nan, [self.names[layer] for layer in scores])
+        return masks_of(list(scores.values()), cuts, shards)
+
+    def watch(self, nan: Tensor, names: list[str]) -> None:
+        """Refuse scores that had NaN: at once, or where that would be to wait for a GPU, at the next `check`."""
+        if not nan.is_cuda:
+            refuse_nan(nan, names)
+            return
+        found, arrived = torch.empty_like(nan, device="cpu", pin_memory=True), torch.cuda.Event()
+        found.copy_(nan, non_blocking=True)
+        arrived.record(torch.cuda.current_stream(nan.device))
+        self.watched.append((found, arrived, names))
+
+    def check(self) -> None:
+        """Raise if the last masks were made of NaN. Waits until the GPU has made them, and not for its work since then."""
+        watched, self.watched = self.watched, []
+        for found, arrived, names in watched:
+            arrived.synchronize()
+            refuse_nan(found, names)
 
     def keep_above(self, scores: Sequence[Tensor], thresholds: Tensor) -> None:
         """Keep the scores that are above their layer's threshold."""
@@ -330,16 +342,16 @@ class SparseWeights:
         if (table := self.table(self.masks, scores)) is None:
             self.replace_masks(score > threshold for score, threshold in zip(scores, thresholds))
         else:
-            drop = torch.zeros_like(thresholds, dtype=torch.int8)
-            self.counts = self.total(self.kernels.recut(table, scores[0].dtype, thresholds.to(scores[0].dtype), drop))
+            drop = torch.full_like(thresholds, self.kernels.DROP, dtype=torch.int64)
+            counts = self.kernels.recut(table, scores[0].dtype, thresholds.to(scores[0].dtype), drop, drop)
+            self.counts = self.total(counts)
 
-    def budget(self, name: str, sparsity: float) -> list[int]:
+    def budget(self, name: str, sparsity: float) -> list[int] | Tensor:
         """How many weights each layer loses under a named budget."""
         if name != "magnitude":
             return layer_zeros(name, self.shapes, sparsity)
-        magnitudes = [v.abs() for v in self.values]
-        cut = select(magnitudes, zeros_at(sparsity, self.size), self.shards, self.names)
-        return self.total(torch.stack([(~m).count_nonzero() for m in each_mask(magnitudes, cut.host[0], self.shards)])).tolist()
+        masks = self.keep_top({i: v.abs() for i, v in enumerate(self.values)}, zeros_at(sparsity, self.size))
+        return self.total(torch.stack([(~mask).count_nonzero() for mask in masks]))
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks of a value for each layer, where layers are split; else the values themselves."""
@@ -363,18 +375,18 @@ class SparseWeights:
     def exchange(self, share: float, grow_scores: dict[int, Tensor]) -> None:
         """In each layer, drop the share of its kept weights that are least in magnitude, and grow as many that are not kept
         where `grow_scores` are largest, with a clean optimizer state. A layer with no such score stays as it is."""
-        kept = [shape.numel() - zeros for shape, zeros in zip(self.shapes, self.counts[:, 0].tolist())]
-        moved = {layer: int(share * kept[layer]) for layer in grow_scores if int(share * kept[layer])}
-        if not moved:
+        if not grow_scores:
             return
-        masks, values = self.masks, self.values
-        shards = self.shards and Shards(self.shards.group, tuple(self.shards.pieces[layer] for layer in moved))
-        names, sizes = [self.names[layer] for layer in moved], {layer: self.shapes[layer].numel() for layer in moved}
-        magnitudes = [values[layer].abs().where(masks[layer], -1.0) for layer in moved]
-        stay = keep_top_each(magnitudes, [sizes[i] - (kept[i] - count) for i, count in moved.items()], shards, names)
-        growth = [grow_scores[layer].masked_fill(stays, -1.0) for layer, stays in zip(moved, stay)]
-        grown = keep_top_each(growth, [sizes[i] - count for i, count in moved.items()], shards, names)
-        new = {layer: stays | grows for layer, stays, grows in zip(moved, stay, grown)}
+        masks, values, layers = self.masks, self.values, list(grow_scores)
+        known = torch.tensor([layers, [self.shapes[layer].numel() for layer in layers]])
+        index, sizes = known.to(self.counts.device, non_blocking=True)
+        zeros = self.counts[index, 0]
+        moved = (share * (sizes - zeros).double()).long()
+        magnitudes = {layer: values[layer].abs().where(masks[layer], -1.0) for layer in layers}
+        stay = self.keep_top(magnitudes, zeros + moved)
+        growth = {layer: grow_scores[layer].masked_fill(stays, -1.0) for layer, stays in zip(layers, stay)}
+        grown = self.keep_top(growth, sizes - moved)
+        new = {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}
         for layer, mask in new.items():
             self.clear_state(layer, mask & ~masks[layer])
         self.replace_masks(new.get(layer, mask) for layer, mask in enumerate(masks))

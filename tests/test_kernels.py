@@ -82,15 +82,15 @@ def test_thresholds_are_those_of_a_sort(dtype, each):
     scores[2][:600] = -0.0
     for share in (0.1, 0.4, 0.5, 0.9, 1.0):
         zeros = [int(share * len(s)) for s in scores] if each else [int(share * sum(map(len, scores)))]
-        cuts = ranking.thresholds(scores, zeros, None, None, each)
-        for cut, zero, group in zip(cuts.host, zeros, scores if each else [torch.cat(scores)]):
+        cuts = ranking.select(scores, zeros if each else zeros[0])
+        for cut, zero, group in zip(cuts.on_host(), zeros, scores if each else [torch.cat(scores)]):
             if zero:
                 value = group.sort().values[zero - 1]
                 assert (cut.value, cut.equal) == (value, int((group == value).sum()))
                 assert cut.removed == zero - int((group < value).sum())
     scores[1][1] = torch.nan
     with pytest.raises(FloatingPointError, match="tensor 1"):
-        ranking.thresholds(scores, [1, 1, 1] if each else [1], None, None, each)
+        ranking.keep_top(scores, [1, 1, 1] if each else 1)
 
 
 def test_scores_that_are_not_aligned():
@@ -99,25 +99,27 @@ def test_scores_that_are_not_aligned():
     assert table.align == 1
     masks, threshold = [torch.zeros(9000, dtype=torch.bool, device=DEVICE)], torch.zeros(1, device=DEVICE)
     table = kernels.Tables()(masks, [memory[1:]])
-    counts = kernels.recut(table, torch.float32, threshold, torch.zeros(1, dtype=torch.int8, device=DEVICE))
+    drop = torch.full([1], kernels.DROP, device=DEVICE)
+    counts = kernels.recut(table, torch.float32, threshold, drop, kernels.places(masks, True))
     assert torch.equal(masks[0], memory[1:] > 0)
     assert counts.tolist() == [[int((memory[1:] <= 0).sum()), 0, int((memory[1:] > 0).sum())]]
 
 
 @pytest.mark.parametrize("each", [False, True])
 def test_ties_go_by_index_in_whatever_layout(each):
-    scores = [torch.randint(5, shape, device=DEVICE).float() for shape in ((9, 4, 3, 3), (20, 30), (3, 16, 1, 1), (40,))]
-    scores[0], scores[1] = scores[0].to(memory_format=torch.channels_last), scores[1].T.contiguous()
-    before = [torch.rand(s.shape, device=DEVICE) > 0.5 for s in scores]
-    before[0] = before[0].to(memory_format=torch.channels_last)
+    shapes = (9, 4, 3, 3), (20, 30), (3, 16, 1, 1), (40,), (3, 5, 2, 3, 4), (40, 500)
+    scores = [torch.randint(5, shape, device=DEVICE).float() for shape in shapes]
+    scores[0], scores[1] = scores[0].to(memory_format=torch.channels_last), scores[1].T.contiguous().T
+    scores[4] = scores[4].to(memory_format=torch.channels_last_3d)
+    scores[5][:] = 3.0  # more ties than a program looks at together
+    before = [torch.empty_like(s, dtype=torch.bool).copy_(torch.rand(s.shape) > 0.5) for s in scores]
     total = sum(s.numel() for s in scores)
     for share in (0.13, 0.5, 0.77):
         zeros = [int(share * s.numel()) for s in scores] if each else [int(share * total)]
-        cuts = ranking.thresholds(scores, zeros, None, None, each)
+        cuts = ranking.select(scores, zeros if each else zeros[0])
         masks = [b.clone() for b in before]
         counts = ranking.recut(masks, scores, cuts, kernels.Tables())
-        oracle = ranking.each_mask_of(scores, cuts.host) if each else ranking.each_mask(scores, cuts.host[0])
-        for mask, old, expected, count in zip(masks, before, oracle, counts.tolist()):
+        for mask, old, expected, count in zip(masks, before, ranking.each_mask(scores, cuts), counts.tolist()):
             assert torch.equal(mask, expected)
             assert count == [int((~mask).sum()), int((old & ~mask).sum()), int((mask & ~old).sum())]
 
@@ -152,3 +154,40 @@ def test_what_a_graph_reads_is_never_dropped(monkeypatch):
     assert len(tables.tables) == tables.KEPT and used in tables.captured
     again = tables([tensors[-1]])
     assert tables([tensors[-1]]) is again
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs CUDA")
+@pytest.mark.parametrize("method", ["optg", "gmp", "rigl", "dpf", "feather", "str", "dnw", "gsm", "st3", "supermask"])
+def test_a_step_never_waits_for_the_gpu(method):
+    """Not even where it cuts a mask."""
+    model = network(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    images, labels = torch.randn(8, 3, 8, 8, device=DEVICE), torch.arange(8, device=DEVICE) % 5
+    options = {"every": 2} if hasattr(METHODS[method], "every") else {}
+    sparsifier = optg.sparsify(model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=1, steps_per_epoch=30)
+    try:
+        for step in range(20):
+            torch.cuda.set_sync_debug_mode("error" if step > 4 else "default")
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert method == "gsm" or sparsifier.sparsity > 0
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs CUDA")
+def test_nan_is_refused_when_the_gpu_has_met_it():
+    sparsifier, model = train("gmp", plain=False, steps=4)
+    optimizer, saved = sparsifier.optimizer, sparsifier.state_dict()
+    saved["tensors"] = {kind: {name: t.clone() for name, t in of.items()} for kind, of in saved["tensors"].items()}
+    for ask in (sparsifier.state_dict, optimizer.step, lambda: sparsifier.masks):
+        optimizer.zero_grad()
+        model[0].weight.data[0] = torch.nan
+        sparsifier.method.cut(sparsifier.weights, 0.9)
+        with pytest.raises(FloatingPointError, match=r"0\.weight"):
+            ask()
+        model[0].weight.data[0] = 1.0
+        sparsifier.method.cut(sparsifier.weights, 0.9)
+    sparsifier.load_state_dict(saved)
+    assert sparsifier.sparsity == pytest.approx(0.8, abs=1e-3)

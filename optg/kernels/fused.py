@@ -42,7 +42,7 @@ class Tables:
     def __call__(self, *lists: Sequence[Tensor]) -> Table | None:
         """The table of parallel lists of tensors; None where their entries do not lie side by side."""
         capturing = lists[0][0].is_cuda and torch.cuda.is_current_stream_capturing()
-        key = tuple((t.data_ptr(), t.stride()) for tensors in lists for t in tensors)
+        key = tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for tensors in lists for t in tensors)
         table = self.tables.pop(key, None) or self.make(lists, capturing)
         if table is None:
             return None
@@ -71,6 +71,9 @@ class Tables:
         elif shape not in self.spare and device.type == "cuda":
             self.spare[shape] = addresses.pin_memory()
         return Table(BLOCKS[sizes, device], addresses.to(device, non_blocking=True), WIDE if wide else 1)
+
+
+TABLES = Tables()  # of lists that nobody keeps, such as scores: one made again is often where the last one was
 
 
 def split(sizes: np.ndarray) -> np.ndarray:
@@ -311,9 +314,8 @@ def _count(
     scores = block(addresses, tensors, 0, layer, start, integer, ALIGN)
     group = layer if EACH else layer * 0
     prefix = tl.load(prefixes + group)
-    bins = tl.arange(0, 1 << BITS)
+    bins = counts + (group << BITS)
     total = tl.zeros([1 << BITS], tl.int32)
-    outside = 0
     nan = 0
     for i in range(0, BLOCK, STEP):
         at = i + tl.arange(0, STEP)
@@ -322,100 +324,135 @@ def _count(
         bits = tl.where(bits == lowest, 0, bits)  # −0.0 is 0.0
         key = tl.where(bits < 0, bits ^ ~lowest, bits)  # signed integers in the order of the floats
         upper = key >> shift
-        digit = upper & ((1 << BITS) - 1)
+        digit = (upper & ((1 << BITS) - 1)).to(tl.int32)
         if FIRST:
             nan = tl.maximum(nan, tl.max(((bits & ~lowest) > infinity).to(tl.int32)))
             digit = digit ^ (1 << (BITS - 1))  # the sign's bit: negative keys come first
         else:
             here = here & ((upper >> BITS) == prefix)
-        total += tl.histogram(tl.where(here, digit, 0).to(tl.int32), 1 << BITS)
-        outside += STEP - tl.sum(here.to(tl.int32))
-    total = tl.where(bins == 0, total - outside, total)
-    tl.atomic_add(counts + (group << BITS) + bins, total.to(tl.int64), mask=total > 0)
+        total = tally(bins, total, digit, here, BITS, STEP)
+    tl.atomic_add(bins + tl.arange(0, 1 << BITS), total.to(tl.int64), mask=total > 0)
     if nan > 0:
         tl.store(nans + layer, 1)
 
 
-DROP, KEEP, NOTE = 0, 1, 2  # what becomes of scores at a layer's threshold; those noted are dropped at first
-MOST_NOTED = 1 << 16
+@triton.jit
+def tally(bins, total, digit, here, BITS: tl.constexpr, STEP: tl.constexpr):
+    """Count digits: in this program's `total`, or where they are few, which a histogram does not gain from, in `bins`."""
+    found = tl.sum(here.to(tl.int32))
+    if found * 32 > STEP:
+        whole = tl.histogram(tl.where(here, digit, 0), 1 << BITS)
+        total += tl.where(tl.arange(0, 1 << BITS) == 0, whole - (STEP - found), whole)
+    elif found > 0:
+        tl.atomic_add(bins + digit, tl.full([STEP], 1, tl.int64), mask=here)
+    return total
 
 
-def recut(table: Table, dtype: torch.dtype, thresholds: Tensor, ties: Tensor, notes: Tensor | None = None) -> Tensor:
-    """masks, scores: keep what is above its layer's threshold, and do with what is at it as `ties` says for the layer.
+def places(tensors: Sequence[Tensor], each: bool) -> Tensor | None:
+    """What turns a place in memory into an index: of each tensor, two sizes such that memory holds (rows, plane, inner) and
+    an index counts (rows, inner, plane); and its first index, which is 0 if each has its own. None for other layouts."""
+    device = tensors[0].device
+    key = ("places", each, *((t.shape, t.stride()) for t in tensors), device)
+    if key not in BLOCKS:
+        sizes = [plane_and_inner(t) for t in tensors]
+        if None in sizes:
+            return None
+        first = np.array([0 if each else t.numel() for t in tensors])
+        BLOCKS[key] = torch.from_numpy(np.array([*zip(*sizes), first.cumsum() - first])).to(device)
+    return BLOCKS[key]
 
-    Returns for each layer how many weights are removed now, were until now not, and come back. `notes` begins with how many
-    ties were noted, and goes on with the layer of each, where it is, and whether it was kept before.
+
+def plane_and_inner(tensor: Tensor) -> tuple[int, int] | None:
+    if tensor.is_contiguous():
+        return 1, max(1, tensor.numel())
+    if tensor.ndim == 2 and tensor.T.is_contiguous():
+        return tensor.shape[1], tensor.shape[0]
+    if tensor.ndim > 2 and tensor.movedim(1, -1).is_contiguous():  # channels_last
+        return tensor.shape[2:].numel(), tensor.shape[1]
+    return None
+
+
+@triton.jit
+def index_of(place, places, tensors, layer):
+    """The index of what stands at a place of a layer's memory."""
+    plane, inner = tl.load(places + layer), tl.load(places + tensors + layer)
+    row, rest = place // (plane * inner), place % (plane * inner)
+    return tl.load(places + 2 * tensors + layer) + row * (plane * inner) + rest % inner * plane + rest // inner
+
+
+def count_ties(
+    table: Table, dtype: torch.dtype, thresholds: Tensor, split: Tensor, places: Tensor, prefixes: Tensor, shift: int
+) -> Tensor:
+    """masks, scores: how often each value of the 8 bits at `shift` occurs in the indices of scores at their threshold, where
+    `split` says so and higher bits are the prefix."""
+    counts = torch.zeros(len(prefixes), 256, dtype=torch.int64, device=prefixes.device)
+    each, kind = len(prefixes) > 1, tl.float64 if dtype == torch.float64 else tl.float32
+    launch(_count_ties, table, thresholds, split.to(torch.int8), places, prefixes, counts, shift, EACH=each, TYPE=kind, BITS=8)
+    return counts
+
+
+@triton.jit(do_not_specialize=["programs", "tensors", "shift"])
+def _count_ties(
+    blocks, addresses, programs, tensors, thresholds, split, places, prefixes, counts, shift, EACH: tl.constexpr,
+    TYPE: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    group = layer if EACH else layer * 0
+    if tl.load(split + group) != 0:
+        scores = block(addresses, tensors, 1, layer, start, TYPE, ALIGN)
+        threshold, prefix = tl.load(thresholds + group), tl.load(prefixes + group)
+        bins = counts + (group << BITS)
+        total = tl.zeros([1 << BITS], tl.int32)
+        for i in range(0, BLOCK, STEP):
+            at = i + tl.arange(0, STEP)
+            here = at < length
+            here = here & (tl.load(scores + at, mask=here, other=0.0) == threshold)
+            upper = index_of(start + at, places, tensors, layer) >> shift
+            digit = (upper & ((1 << BITS) - 1)).to(tl.int32)
+            total = tally(bins, total, digit, here & ((upper >> BITS) == prefix), BITS, STEP)
+        tl.atomic_add(bins + tl.arange(0, 1 << BITS), total.to(tl.int64), mask=total > 0)
+
+
+KEEP, DROP = -1, -2  # all ties of a layer, where it has no last one to go
+
+
+def recut(table: Table, dtype: torch.dtype, thresholds: Tensor, last: Tensor, places: Tensor) -> Tensor:
+    """masks, scores: keep what is above its layer's threshold, and what is at it and has an index above the `last` to go, or
+    all such (KEEP) or none (DROP).
+
+    Returns for each layer how many weights are removed now, were until now not, and come back.
     """
     counts = torch.zeros(table.addresses.shape[1], 3, dtype=torch.int64, device=thresholds.device)
-    type_of = tl.float64 if dtype == torch.float64 else tl.float32
-    launch(_recut, table, thresholds, ties, counts, counts if notes is None else notes, TYPE=type_of, NOTES=notes is not None)
+    kind = tl.float64 if dtype == torch.float64 else tl.float32
+    launch(_recut, table, thresholds, last, places, counts, TYPE=kind)
     return counts
 
 
 @triton.jit(do_not_specialize=["programs", "tensors"])
 def _recut(
-    blocks, addresses, programs, tensors, thresholds, ties, counts, notes, TYPE: tl.constexpr, NOTES: tl.constexpr,
+    blocks, addresses, programs, tensors, thresholds, lasts, places, counts, TYPE: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     layer, start, length = place(blocks, programs, ALIGN)
     masks = block(addresses, tensors, 0, layer, start, tl.int8, ALIGN)
     scores = block(addresses, tensors, 1, layer, start, TYPE, ALIGN)
-    threshold, code = tl.load(thresholds + layer), tl.load(ties + layer)
+    threshold, last = tl.load(thresholds + layer), tl.load(lasts + layer)
     zeros, removed, revived = 0, 0, 0
     for i in range(0, BLOCK, STEP):
         at = i + tl.arange(0, STEP)
         here = at < length
         before = tl.load(masks + at, mask=here, other=0) != 0
         score = tl.load(scores + at, mask=here, other=0.0)
-        tie = (score == threshold) & here
-        kept = (score > threshold) | (tie & (code == 1))
+        kept = tl.where(last == -1, score >= threshold, score > threshold)
+        if last >= 0:
+            kept = kept | ((score == threshold) & (index_of(start + at, places, tensors, layer) > last))
         tl.store(masks + at, kept.to(tl.int8), mask=here)
         zeros += tl.sum((here & ~kept).to(tl.int32))
         removed += tl.sum((here & before & ~kept).to(tl.int32))
         revived += tl.sum((here & ~before & kept).to(tl.int32))
-        if NOTES:
-            noted = tl.where(tie, code, 0) == 2
-            if tl.sum(noted.to(tl.int32)) > 0:
-                slot = tl.atomic_add(notes + tl.zeros([STEP], tl.int32), tl.full([STEP], 1, tl.int64), mask=noted)
-                entry = (layer << 42) + ((start + at) << 1) + before.to(tl.int64)
-                tl.store(notes + 1 + slot, entry, mask=noted)
     tl.atomic_add(counts + 3 * layer, zeros.to(tl.int64))
     tl.atomic_add(counts + 3 * layer + 1, removed.to(tl.int64))
     tl.atomic_add(counts + 3 * layer + 2, revived.to(tl.int64))
-
-
-def keep_ties(table: Table, tensors: Sequence[Tensor], noted: Tensor, kept: list[int], counts: Tensor) -> None:
-    """masks: of the ties that were noted, in the order of layers and (row-major) indices, keep some. Mends the counts."""
-    layer, offset, before = noted >> 42, (noted >> 1) & ((1 << 41) - 1), noted & 1
-    inner, plane = (sizes[layer] for sizes in layouts(tensors))
-    row, rest = offset // (inner * plane), offset % (inner * plane)
-    logical = row * (inner * plane) + rest % inner * plane + rest // inner
-    chosen = ((layer << 42) + logical).argsort()[torch.tensor(kept).to(noted.device, non_blocking=True)]
-    layer, offset, before = layer[chosen], offset[chosen], before[chosen]
-    with torch.cuda.device(noted.device) if noted.is_cuda else nullcontext():
-        _set[(len(kept),)](table.addresses, layer, offset)
-    counts.index_add_(0, layer, torch.stack([-torch.ones_like(before), -before, 1 - before], 1))
-
-
-@triton.jit
-def _set(addresses, layers, offsets):
-    program = tl.program_id(0)
-    mask = tl.load(addresses + tl.load(layers + program)).to(tl.pointer_type(tl.int8))
-    tl.store(mask + tl.load(offsets + program), 1)
-
-
-def layouts(tensors: Sequence[Tensor]) -> Tensor:
-    """Of each tensor, two sizes such that memory holds (rows, plane, inner) and an index counts (rows, inner, plane)."""
-    device = tensors[0].device
-    key = ("layouts", *((t.shape, t.stride()) for t in tensors), device)
-    if key not in BLOCKS:
-        sizes = [(1, t[0].numel()) if t.is_contiguous() else (t.shape[1], t[0, 0].numel()) for t in tensors]
-        BLOCKS[key] = torch.tensor(sizes).T.contiguous().to(device)
-    return BLOCKS[key]
-
-
-def row_major_or_channels_last(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() or (tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 # ---- images

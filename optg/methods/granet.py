@@ -32,7 +32,7 @@ class GraNet(RigL):
             raise ValueError(f"until is {self.until}; expected at least `end`, {self.end}, and at most 1")
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
-        weights.cut(weights.random(self.seed), min(self.initial, weights.target), "erk")
+        weights.cut(weights.random(self.seed), self.sparsity(weights, clock), "erk")
 
     def last_exchange(self) -> float:
         return self.until

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from optg.clock import Clock
 from optg.methods.base import Method
-from optg.ranking import keep_top, zeros_at
+from optg.ranking import zeros_at
 from optg.weights import SparseWeights
 
 
@@ -31,7 +31,7 @@ class GSM(Method):
             torch._foreach_abs_(products)
             known = dict(zip(grads, products))
         saliency = [known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)]
-        active = keep_top(saliency, zeros_at(weights.target, weights.size), shards=weights.shards, names=weights.names)
+        active = weights.keep_top(dict(enumerate(saliency)), zeros_at(weights.target, weights.size))
         weights.fade(list(grads.values()), [active[layer] for layer in grads])
 
     def capturable(self, clock: Clock) -> bool:

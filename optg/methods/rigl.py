@@ -35,7 +35,7 @@ class RigL(Gradual):
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         if self.due(clock) and not (weights.skipped is not None and weights.skipped):  # a sync, on these steps alone
             sparsity = self.sparsity(weights, clock)
-            if sparsity > weights.sparsity:  # a shrinking budget loses its smallest weights first
+            if self.schedule != "constant" and sparsity > weights.sparsity:  # a shrinking budget: the smallest go first
                 self.cut(weights, sparsity)
                 weights.show_effective()  # what comes back at once starts at 0 too
             share = self.fraction * (1 + math.cos(math.pi * ramp(clock, 0, self.last_exchange()))) / 2

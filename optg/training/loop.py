@@ -39,7 +39,8 @@ def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, s
     def save() -> None:
         nonlocal saved
         refuse_nan(tally.losses, model, folder, clock)
-        tensors, values = state.gather(model, setup.optimizer, sparsifier, keep=parallel.first)
+        with no_mask_of_nan(tally.losses, model, folder, clock):
+            tensors, values = state.gather(model, setup.optimizer, sparsifier, keep=parallel.first)
         if parallel.first:
             values |= {"classes": data.classes, "shape": data.shape}
             checkpoint.save(folder.checkpoints, clock.step, tensors | tally.state(), values, saving.keep)
