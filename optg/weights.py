@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from optg.allocation import layer_zeros
 from optg.kernels import find_kernels
-from optg.ranking import Shards, Zeros, comparable, each_mask, masks_of, recut, refuse_nan, select, zeros_at
+from optg.ranking import Shards, Zeros, each_mask, masks_of, recut, refuse_nan, select, zeros_at
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -282,6 +282,21 @@ class SparseWeights:
             grads = self.grads
             self.fade(list(grads.values()), [self.masks[layer] for layer in grads], dormant)
 
+    def sum_signed_gradients(self) -> Tensor:
+        """Of each layer Σ g · sign(w) over the kept weights, which alone are left with a gradient."""
+        grads, values = self.grads, self.values
+        layers, given = list(grads), list(grads.values())
+        masks, weights = [self.masks[i] for i in layers], [values[i] for i in layers]
+        sums = torch.zeros(len(self.names), dtype=self.state_dtype, device=self.devices[0])
+        if layers and (table := self.table(given, masks, weights)) is not None:
+            found = self.kernels.sum_signed(table, given[0].dtype, max(g.numel() for g in given))
+            torch._foreach_copy_([sums[i] for i in layers], list(found))
+        elif layers:
+            self.fade(given, masks)
+            for i, product in zip(layers, torch._foreach_mul(torch._foreach_sign(weights), given)):
+                sums[i] = product.sum(dtype=sums.dtype)
+        return self.total(sums)
+
     def fade(self, targets: list[Tensor], masks: list[Tensor], share: float = 0.0) -> None:
         """Leave removed entries with a share of what they were."""
         if not targets:
@@ -336,14 +351,14 @@ class SparseWeights:
             arrived.synchronize()
             refuse_nan(found, names)
 
-    def keep_above(self, scores: Sequence[Tensor], thresholds: Tensor) -> None:
-        """Keep the scores that are above their layer's threshold."""
-        scores = comparable(scores)
-        if (table := self.table(self.masks, scores)) is None:
-            self.replace_masks(score > threshold for score, threshold in zip(scores, thresholds))
+    def keep_above(self, thresholds: Tensor) -> None:
+        """Keep the weights whose magnitudes are above their layer's threshold."""
+        values = self.values
+        if (table := self.table(self.masks, values)) is None:
+            self.replace_masks(value.abs().to(self.state_dtype) > t for value, t in zip(values, thresholds))
         else:
             drop = torch.full_like(thresholds, self.kernels.DROP, dtype=torch.int64)
-            counts = self.kernels.recut(table, scores[0].dtype, thresholds.to(scores[0].dtype), drop, drop)
+            counts = self.kernels.recut(table, values[0].dtype, thresholds, drop, drop, magnitudes=True)
             self.counts = self.total(counts)
 
     def budget(self, name: str, sparsity: float) -> list[int] | Tensor:

@@ -288,6 +288,33 @@ def _accumulate(
         tl.store(grads + at, tl.where(tl.load(masks + at, mask=here, other=1) != 0, grad, 0.0).to(TYPE), mask=here)
 
 
+def sum_signed(table: Table, dtype: torch.dtype, longest: int) -> Tensor:
+    """grads, masks, values: removed gradients become 0. Returns of each layer Σ g · sign(w), in the same order every time."""
+    sums = torch.zeros(table.addresses.shape[1], -(-longest // BLOCK), device=table.blocks.device)
+    launch(_sum_signed, table, sums, sums.shape[1], TYPE=TYPES[dtype])
+    return sums.sum(1)
+
+
+@triton.jit(do_not_specialize=["programs", "tensors", "columns"])
+def _sum_signed(
+    blocks, addresses, programs, tensors, sums, columns, TYPE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    layer, start, length = place(blocks, programs, ALIGN)
+    grads = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
+    masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
+    values = block(addresses, tensors, 2, layer, start, TYPE, ALIGN)
+    total = tl.zeros([STEP], tl.float32)
+    for i in range(0, BLOCK, STEP):
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        grad, value = tl.load(grads + at, mask=here, other=0.0), tl.load(values + at, mask=here, other=0.0)
+        grad = tl.where(tl.load(masks + at, mask=here, other=0) != 0, grad, 0.0).to(TYPE)
+        tl.store(grads + at, grad, mask=here)
+        total += tl.where(value > 0, grad, tl.where(value < 0, -grad, 0.0)).to(tl.float32)
+    tl.store(sums + layer * columns + start // BLOCK, tl.sum(total))
+
+
 # ---- a cut
 
 
@@ -416,21 +443,23 @@ def _count_ties(
 KEEP, DROP = -1, -2  # all ties of a layer, where it has no last one to go
 
 
-def recut(table: Table, dtype: torch.dtype, thresholds: Tensor, last: Tensor, places: Tensor) -> Tensor:
+def recut(
+    table: Table, dtype: torch.dtype, thresholds: Tensor, last: Tensor, places: Tensor, magnitudes: bool = False
+) -> Tensor:
     """masks, scores: keep what is above its layer's threshold, and what is at it and has an index above the `last` to go, or
-    all such (KEEP) or none (DROP).
+    all such (KEEP) or none (DROP). The scores are values, or the magnitudes of values.
 
     Returns for each layer how many weights are removed now, were until now not, and come back.
     """
     counts = torch.zeros(table.addresses.shape[1], 3, dtype=torch.int64, device=thresholds.device)
-    kind = tl.float64 if dtype == torch.float64 else tl.float32
-    launch(_recut, table, thresholds, last, places, counts, TYPE=kind)
+    kind = tl.float64 if dtype == torch.float64 else TYPES[dtype]
+    launch(_recut, table, thresholds, last, places, counts, TYPE=kind, MAGNITUDES=magnitudes)
     return counts
 
 
 @triton.jit(do_not_specialize=["programs", "tensors"])
 def _recut(
-    blocks, addresses, programs, tensors, thresholds, lasts, places, counts, TYPE: tl.constexpr,
+    blocks, addresses, programs, tensors, thresholds, lasts, places, counts, TYPE: tl.constexpr, MAGNITUDES: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     layer, start, length = place(blocks, programs, ALIGN)
@@ -443,6 +472,8 @@ def _recut(
         here = at < length
         before = tl.load(masks + at, mask=here, other=0) != 0
         score = tl.load(scores + at, mask=here, other=0.0)
+        if MAGNITUDES:
+            score = tl.abs(score).to(tl.float32)
         kept = tl.where(last == -1, score >= threshold, score > threshold)
         if last >= 0:
             kept = kept | ((score == threshold) & (index_of(start + at, places, tensors, layer) > last))

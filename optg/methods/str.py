@@ -36,16 +36,10 @@ class STR(Method):
         return latent.sign() * (latent.abs() - self.layers("s")[layer].sigmoid()).relu()
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
-        super().after_backward(weights, clock, lr)  # removed weights, whose gradient is 0 now, do not move s
-        grads, groups, values = weights.grads, weights.optimizer.param_groups, weights.values
-        toward = [self.s.new_zeros(())] * len(self.s)
-        if grads:
-            signs = torch._foreach_sign([values[i] for i in grads])
-            for i, product in zip(grads, torch._foreach_mul(signs, list(grads.values()))):
-                toward[i] = product.sum(dtype=weights.state_dtype)
+        toward, groups = weights.sum_signed_gradients(), weights.optimizer.param_groups
         decays = [groups[group].get("weight_decay", 0.0) if self.decay is None else self.decay for group in weights.groups]
         share, decay = self.s.sigmoid(), decays[0] if len(set(decays)) == 1 else self.s.new_tensor(decays)
-        moved = self.momentum * self.momenta - weights.total(torch.stack(toward)) * share * (1 - share) + decay * self.s
+        moved = self.momentum * self.momenta - toward * share * (1 - share) + decay * self.s
         self.momenta.copy_(moved if weights.skipped is None else torch.where(weights.skipped, self.momenta, moved))
         self.s.sub_(torch.stack(lr) * self.momenta)
 
@@ -56,4 +50,4 @@ class STR(Method):
         return Soft(self.s.sigmoid(), 1.0)
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
-        weights.keep_above(torch._foreach_abs(weights.values), self.s.sigmoid())
+        weights.keep_above(self.s.sigmoid())
