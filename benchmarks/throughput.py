@@ -2,8 +2,8 @@
 
     python benchmarks/throughput.py --runs 1 2 4 8 --folder DATA
 
-Each run is a process of its own. Counted are the epochs in which all of them train: those after the last one has compiled,
-until the first one ends. With --mps they share the GPU through NVIDIA's MPS.
+Each run is a process of its own. Counted are whole epochs while all of them train: after the last one's first, in which it
+compiles, and before the first one's last. With --mps they share the GPU through NVIDIA's MPS.
 """
 
 import argparse
@@ -19,23 +19,25 @@ from optg.experiments.runner import multi_process_service
 
 
 def train(folder: Path, options: list[str], count: int) -> tuple[float, float]:
-    """Images a second of all runs together, and seconds until the last had ended."""
+    """Optimizer steps a second of all runs together, and seconds until the last had ended."""
     started, processes = time.time(), []
     for i in range(count):
         command = [sys.executable, "-m", "optg", "train", *options, "--seed", str(i), "--output", str(folder / str(i))]
         processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-    ends: list[list[tuple[float, float]]] = [[] for _ in processes]  # of each run's epochs: time, images a second
+    ends: list[list[tuple[float, int]]] = [[] for _ in processes]  # when each run's epochs ended, at which step
     while any(process.poll() is None for process in processes):
         for i, seen in enumerate(ends):
             path = folder / str(i) / "metrics.jsonl"
             rows = path.read_text().splitlines() if path.exists() else []
-            seen += [(time.time(), json.loads(row)["images_per_second"]) for row in rows[len(seen) :]]
-        time.sleep(0.05)
+            seen += [(time.time(), json.loads(row)["step"]) for row in rows[len(seen) :]]
+        time.sleep(0.02)
     if any(process.returncode for process in processes):
         raise SystemExit("a run has failed")
     first, last = max(seen[0][0] for seen in ends), min(seen[-1][0] for seen in ends)
-    speeds = [[speed for at, speed in seen[1:] if first < at <= last] or [seen[-1][1]] for seen in ends]
-    return sum(sum(s) / len(s) for s in speeds), time.time() - started
+    shared = [[end for end in seen if first <= end[0] <= last] for seen in ends]
+    if min(map(len, shared)) < 2:
+        raise SystemExit("the runs had no whole epoch in common; give them more --epochs")
+    return sum((end[-1][1] - end[0][1]) / (end[-1][0] - end[0][0]) for end in shared), time.time() - started
 
 
 def main() -> None:
@@ -55,7 +57,10 @@ def main() -> None:
                 options = f"--recipe {args.recipe} --method {method} --epochs {args.epochs} --batch-size {args.batch_size}"
                 with tempfile.TemporaryDirectory() as folder:
                     speed, seconds = train(Path(folder), [*options.split(), "--folder", args.folder], count)
-                print(f"{method:8} {count} runs  {speed:9,.0f} images/s together  {seconds:6.1f} s with start", flush=True)
+                print(
+                    f"{method:8} {count} runs  {speed * args.batch_size:9,.0f} images/s together  {seconds:6.1f} s with start",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

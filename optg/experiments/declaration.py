@@ -267,7 +267,8 @@ def cell_of(said: dict[str, Any], place: str, row: dict[str, Any], column: dict[
             before = {**base.get("settings", {}), "sparsity": 0.0, "seed": seed, **choice.settings}
             needs = make_run(base["recipe"], source, before, {})
             given["model"] = f"{PREFIX}{choice.output / needs.name}"
-        for tried in row.get("any", [{}]):
+        tries = row.get("any", [{}])
+        for tried in tries[place] if isinstance(tries, dict) else tries:
             runs.append(make_run(base["recipe"], method, given, {**options, **tried}, needs))
     figure = paper_figure(said, place, row, label, 0.0 if never else wanted, runs[0].plan)
     if {"model", "data", "epochs"} & choice.settings.keys():
