@@ -25,7 +25,9 @@ def train(folder: Path, options: list[str], count: int) -> tuple[float, float]:
         command = [sys.executable, "-m", "optg", "train", *options, "--seed", str(i), "--output", str(folder / str(i))]
         processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
     ends: list[list[tuple[float, int]]] = [[] for _ in processes]  # when each run's epochs ended, at which step
-    while any(process.poll() is None for process in processes):
+    going = True
+    while going:
+        going = any(process.poll() is None for process in processes)
         for i, seen in enumerate(ends):
             path = folder / str(i) / "metrics.jsonl"
             rows = path.read_text().splitlines() if path.exists() else []

@@ -145,7 +145,7 @@ def select(scores: Sequence[Tensor], zeros: Zeros, shards: Shards | None = None)
 
 
 def thresholds(scores: Sequence[Tensor], zeros: Sequence[int] | Tensor, shards: Shards | None, each: bool = False) -> Cuts:
-    """Of all tensors together, or (on a GPU) of each. Nothing here waits for a GPU."""
+    """Of all tensors together, or (where there are kernels) of each. Kernels do not make the host wait."""
     scores = comparable(scores)
     dtype, device = scores[0].dtype, scores[0].device
     flat = [storage_order(s) for s in scores]
@@ -192,7 +192,7 @@ def recut(masks: list[Tensor], scores: Sequence[Tensor], cuts: Cuts, tables: Cal
     if (places := kernels.places(masks, each)) is None:
         return None
     longest = max(s.numel() for s in scores) if each else sum(s.numel() for s in scores)
-    split = (cuts.removed > 0) & (cuts.removed < cuts.equal)  # where some of the ties go: those of the lowest indices
+    split = cuts.removed < cuts.equal  # where some of the ties go: those of the lowest indices
     ranks, prefixes = cuts.removed[:, None], torch.zeros_like(cuts.removed)[:, None]
     for shift in range((longest - 1).bit_length() // 8 * 8, -1, -8):
         counts = kernels.count_ties(table, scores[0].dtype, cuts.values, split, places, prefixes, shift)
@@ -265,7 +265,7 @@ def storage_order(score: Tensor) -> Tensor:
     if score.is_contiguous():
         return score.view(-1)
     order = sorted(range(score.ndim), key=score.stride, reverse=True)
-    return score.permute(order).reshape(-1)
+    return score.permute(order).reshape(-1).contiguous()
 
 
 def share_ties(scores: Sequence[Tensor], cut: Threshold, shards: Shards | None) -> list[tuple[int, int]]:

@@ -116,6 +116,7 @@ class Sparsifier:
             return args, kwargs
         with torch.no_grad():
             self._close()
+            self.weights.check()
             args, kwargs = evaluate_closure(args, kwargs)
             self._open = True
             self.weights.skipped = unscale(optimizer)
@@ -163,6 +164,7 @@ class Sparsifier:
 
     def _warn_of_collapse(self) -> None:
         """Once for each layer that has lost every weight: nothing passes through it any more."""
+        self.weights.check()
         zeros = self.weights.counts[:, 0].tolist()
         for name, shape, count in zip(self.weights.names, self.weights.shapes, zeros):
             if count == shape.numel() and name not in self._collapsed:
@@ -174,7 +176,6 @@ class Sparsifier:
 
     def _close(self) -> None:
         """A step that was interrupted between the hooks left latent weights in the parameters: make them effective again."""
-        self.weights.check()
         if self._open:
             self.weights.show_effective()
             self._open = False
@@ -197,6 +198,7 @@ class Sparsifier:
     def advance(self) -> None:
         """Count a step that the hooks have not seen: one replayed from a CUDA graph, or one that a GradScaler skipped."""
         self._close()
+        self.weights.check()
         if self.method.due(Clock(self.clock.epochs, self.clock.steps_per_epoch, self.clock.step + 1)):
             self.weights.show_latent()
             self._tick()
@@ -227,6 +229,7 @@ class Sparsifier:
     def masks(self) -> dict[str, Tensor]:
         """The mask of each layer, True where a weight is kept, by the layer's name in the bare model. Not a copy."""
         self._close()
+        self.weights.check()
         return self._by_name(self.weights.masks)
 
     def summary(self) -> Table:
@@ -286,6 +289,10 @@ class Sparsifier:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values. Save it with the model's and the optimizer's to resume bit for bit."""
         self._close()
+        self.weights.check()
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         tensors = {"masks": self.weights.masks, **self.method.state}
         if self.weights.latent is not None:
             tensors["latent"] = self.weights.latent
@@ -299,9 +306,10 @@ class Sparsifier:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, whose model may have been wrapped or distributed otherwise."""
-        self.weights.watched.clear()  # of masks that go now
-        current = self.state_dict()
+        self._close()
+        current = self._state()
         refuse_state(state, current, free={kind for kind, values in self.method.state.items() if isinstance(values, dict)})
+        self.weights.watched.clear()  # of masks that go now
         for kind, values in current["tensors"].items():
             if isinstance(self.method.state.get(kind), dict):
                 self.method.state[kind] = {name: tensor.clone() for name, tensor in state["tensors"][kind].items()}
@@ -341,6 +349,7 @@ class Sparsifier:
         self._close()
         if not self._hooks:
             return
+        self.weights.check()
         weights = self.weights
         reached = self.method.learns_sparsity or int(weights.counts[:, 0].sum()) == zeros_at(weights.target, weights.size)
         if not reached:
@@ -351,6 +360,7 @@ class Sparsifier:
             )
             weights.show_latent()
             self.method.cut(weights, weights.target)
+            weights.check()
             weights.show_effective()
         for hook in self._hooks:
             hook.remove()

@@ -288,7 +288,8 @@ class SparseWeights:
         layers, given = list(grads), list(grads.values())
         masks, weights = [self.masks[i] for i in layers], [values[i] for i in layers]
         sums = torch.zeros(len(self.names), dtype=self.state_dtype, device=self.devices[0])
-        if layers and (table := self.table(given, masks, weights)) is not None:
+        table = self.table(given, masks, weights) if layers and given[0].dtype == weights[0].dtype else None
+        if table is not None:
             found = self.kernels.sum_signed(table, given[0].dtype, max(g.numel() for g in given))
             torch._foreach_copy_([sums[i] for i in layers], list(found))
         elif layers:
@@ -317,6 +318,7 @@ class SparseWeights:
 
         Returns the threshold of each layer, its largest removed score.
         """
+        self.watched.clear()  # of masks that go now
         zeros = zeros_at(sparsity, self.size) if budget == "global" else self.budget(budget, sparsity)
         cuts = select(scores, zeros, self.shards)
         self.watch(cuts.nan, self.names)
@@ -346,10 +348,12 @@ class SparseWeights:
 
     def check(self) -> None:
         """Raise if the last masks were made of NaN. Waits until the GPU has made them, and not for its work since then."""
-        watched, self.watched = self.watched, []
-        for found, arrived, names in watched:
+        if not self.watched or torch.cuda.is_current_stream_capturing():  # under capture nothing may wait; a replay follows
+            return
+        for found, arrived, names in self.watched:
             arrived.synchronize()
             refuse_nan(found, names)
+        self.watched.clear()
 
     def keep_above(self, thresholds: Tensor) -> None:
         """Keep the weights whose magnitudes are above their layer's threshold."""
@@ -390,7 +394,7 @@ class SparseWeights:
     def exchange(self, share: float, grow_scores: dict[int, Tensor]) -> None:
         """In each layer, drop the share of its kept weights that are least in magnitude, and grow as many that are not kept
         where `grow_scores` are largest, with a clean optimizer state. A layer with no such score stays as it is."""
-        if not grow_scores:
+        if not grow_scores or not share:
             return
         masks, values, layers = self.masks, self.values, list(grow_scores)
         known = torch.tensor([layers, [self.shapes[layer].numel() for layer in layers]])

@@ -268,7 +268,7 @@ def cell_of(said: dict[str, Any], place: str, row: dict[str, Any], column: dict[
             needs = make_run(base["recipe"], source, before, {})
             given["model"] = f"{PREFIX}{choice.output / needs.name}"
         tries = row.get("any", [{}])
-        for tried in tries[place] if isinstance(tries, dict) else tries:
+        for tried in tries.get(place, [{}]) if isinstance(tries, dict) else tries:
             runs.append(make_run(base["recipe"], method, given, {**options, **tried}, needs))
     figure = paper_figure(said, place, row, label, 0.0 if never else wanted, runs[0].plan)
     if {"model", "data", "epochs"} & choice.settings.keys():

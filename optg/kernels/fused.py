@@ -42,7 +42,7 @@ class Tables:
     def __call__(self, *lists: Sequence[Tensor]) -> Table | None:
         """The table of parallel lists of tensors; None where their entries do not lie side by side."""
         capturing = lists[0][0].is_cuda and torch.cuda.is_current_stream_capturing()
-        key = tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for tensors in lists for t in tensors)
+        key = (len(lists), *((t.data_ptr(), t.dtype, t.shape, t.stride()) for tensors in lists for t in tensors))
         table = self.tables.pop(key, None) or self.make(lists, capturing)
         if table is None:
             return None
@@ -434,9 +434,10 @@ def _count_ties(
             at = i + tl.arange(0, STEP)
             here = at < length
             here = here & (tl.load(scores + at, mask=here, other=0.0) == threshold)
-            upper = index_of(start + at, places, tensors, layer) >> shift
-            digit = (upper & ((1 << BITS) - 1)).to(tl.int32)
-            total = tally(bins, total, digit, here & ((upper >> BITS) == prefix), BITS, STEP)
+            if tl.sum(here.to(tl.int32)) > 0:
+                upper = index_of(start + at, places, tensors, layer) >> shift
+                digit = (upper & ((1 << BITS) - 1)).to(tl.int32)
+                total = tally(bins, total, digit, here & ((upper >> BITS) == prefix), BITS, STEP)
         tl.atomic_add(bins + tl.arange(0, 1 << BITS), total.to(tl.int64), mask=total > 0)
 
 
@@ -473,9 +474,9 @@ def _recut(
         before = tl.load(masks + at, mask=here, other=0) != 0
         score = tl.load(scores + at, mask=here, other=0.0)
         if MAGNITUDES:
-            score = tl.abs(score).to(tl.float32)
-        kept = tl.where(last == -1, score >= threshold, score > threshold)
-        if last >= 0:
+            score = tl.abs(score.to(tl.float32))
+        kept = score > threshold
+        if last > -2:
             kept = kept | ((score == threshold) & (index_of(start + at, places, tensors, layer) > last))
         tl.store(masks + at, kept.to(tl.int8), mask=here)
         zeros += tl.sum((here & ~kept).to(tl.int32))

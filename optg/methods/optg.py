@@ -75,7 +75,8 @@ class OptG(Gradual):
         lists = weights.masks, weights.values, self.layers("momenta"), self.layers("scores")
         masks, values, momenta, scores = ([tensors[i] for i in layers] for tensors in lists)
         grads, rate = list(layers.values()), [rates[lr[i]] for i in layers]
-        if (table := weights.table(grads, masks, values, momenta, scores)) is not None:  # all of it in one pass
+        one_type = grads[0].dtype == values[0].dtype
+        if one_type and (table := weights.table(grads, masks, values, momenta, scores)) is not None:  # all of it in one pass
             inertia = self.inertia if skipped is None else torch.where(skipped, 1.0, self.inertia)
             weights.kernels.accumulate(table, values[0].dtype, torch.stack(rate), inertia)
         else:

@@ -1,4 +1,4 @@
-"""The list in docs/experiments.md is made from contents.toml: `python tests/experiments/test_page_of_experiments.py` writes it anew."""
+"""The list in docs/experiments.md is made from contents.toml: run as a script, this file writes it anew."""
 
 import re
 from pathlib import Path
