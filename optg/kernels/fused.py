@@ -119,14 +119,14 @@ def place(blocks, programs, ALIGN: tl.constexpr):
     """This program's layer, and the start and length of its block."""
     program = tl.program_id(0)
     start, length = tl.load(blocks + programs + program), tl.load(blocks + 2 * programs + program)
-    return tl.load(blocks + program), start, tl.multiple_of(length, ALIGN)
+    return tl.load(blocks + program), tl.multiple_of(start, ALIGN), tl.multiple_of(length, ALIGN)
 
 
 @triton.jit
 def block(addresses, tensors, LIST: tl.constexpr, layer, start, TYPE: tl.constexpr, ALIGN: tl.constexpr):
-    """Where this program's block of a list begins."""
-    address = tl.multiple_of(tl.load(addresses + LIST * tensors + layer), ALIGN)
-    return address.to(tl.pointer_type(TYPE)) + tl.multiple_of(start, ALIGN)
+    """Where this program's block of a list begins. A thread takes 4 entries at once, of each list the same ones."""
+    pointer = tl.load(addresses + LIST * tensors + layer).to(tl.pointer_type(TYPE))
+    return (tl.multiple_of(pointer, TYPE.primitive_bitwidth // 2) if ALIGN > 1 else pointer) + start
 
 
 # ---- a step
