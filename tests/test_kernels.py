@@ -230,3 +230,21 @@ def test_a_step_is_captured_right_after_a_cut(method):
         models.append(model)
     for p, q in zip(models[0].parameters(), models[1].parameters()):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs CUDA")
+@pytest.mark.parametrize("options", [{"fused": True}, {"capturable": True}, {}])
+def test_imp_goes_back_to_the_state_of_every_kind_of_optimizer(options):
+    model = network(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
+    images, labels = torch.randn(8, 3, 8, 8, device=DEVICE), torch.arange(8, device=DEVICE) % 5
+    method = METHODS["imp"](fraction=0.5, rewind=0.5)
+    optg.sparsify(model, optimizer, method, sparsity=0.75, epochs=1, steps_per_epoch=12)  # 3 cycles of 4 steps
+    counts = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        counts.append(int(optimizer.state[model[0].weight]["step"]))
+    assert counts == [1, 2, 3, 2, 3, 4, 5, 2, 3, 4, 5, 6]
+    assert optimizer.state[model[0].weight]["step"].is_cuda == bool(options)
