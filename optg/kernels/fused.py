@@ -126,7 +126,14 @@ def place(blocks, programs, ALIGN: tl.constexpr):
 def block(addresses, tensors, LIST: tl.constexpr, layer, start, TYPE: tl.constexpr, ALIGN: tl.constexpr):
     """Where this program's block of a list begins. A thread takes 4 entries at once, of each list the same ones."""
     pointer = tl.load(addresses + LIST * tensors + layer).to(tl.pointer_type(TYPE))
-    return (tl.multiple_of(pointer, TYPE.primitive_bitwidth // 2) if ALIGN > 1 else pointer) + start
+    if ALIGN > 1:
+        if TYPE == tl.int8:
+            pointer = tl.multiple_of(pointer, 4)
+        elif TYPE == tl.bfloat16 or TYPE == tl.float16:
+            pointer = tl.multiple_of(pointer, 8)
+        else:
+            pointer = tl.multiple_of(pointer, 16)
+    return pointer + start
 
 
 # ---- a step
@@ -338,7 +345,7 @@ def _count(
     lowest: tl.constexpr = -(1 << (WIDTH - 1))
     infinity: tl.constexpr = 0x7FF0000000000000 if WIDTH == 64 else 0x7F800000
     layer, start, length = place(blocks, programs, ALIGN)
-    scores = block(addresses, tensors, 0, layer, start, integer, ALIGN)
+    scores = block(addresses, tensors, 0, layer, start, integer, 1)  # a histogram wants one entry of a thread
     group = layer if EACH else layer * 0
     prefix = tl.load(prefixes + group)
     bins = counts + (group << BITS)
@@ -426,7 +433,7 @@ def _count_ties(
     layer, start, length = place(blocks, programs, ALIGN)
     group = layer if EACH else layer * 0
     if tl.load(split + group) != 0:
-        scores = block(addresses, tensors, 1, layer, start, TYPE, ALIGN)
+        scores = block(addresses, tensors, 1, layer, start, TYPE, 1)
         threshold, prefix = tl.load(thresholds + group), tl.load(prefixes + group)
         bins = counts + (group << BITS)
         total = tl.zeros([1 << BITS], tl.int32)
