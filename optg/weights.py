@@ -362,7 +362,7 @@ class SparseWeights:
             self.replace_masks(value.abs().to(self.state_dtype) > t for value, t in zip(values, thresholds))
         else:
             drop = torch.full_like(thresholds, self.kernels.DROP, dtype=torch.int64)
-            counts = self.kernels.recut(table, values[0].dtype, thresholds, drop, drop, magnitudes=True)
+            counts = self.kernels.recut(table, values[0].dtype, thresholds, drop, magnitudes=True)
             self.counts = self.total(counts)
 
     def budget(self, name: str, sparsity: float) -> list[int] | Tensor:

@@ -24,21 +24,30 @@ def network(dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(*layers).to(DEVICE, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
+def images_and_labels(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 3, 8, 8, device=DEVICE, dtype=dtype), torch.arange(8, device=DEVICE) % 5
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """`tests.small.step` without a look at the loss, which would wait for the GPU."""
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
 def train(method: str, plain: bool, dtype: torch.dtype = torch.float32, steps: int = 24) -> tuple[optg.Sparsifier, nn.Module]:
     model = network(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-    images, labels = torch.randn(8, 3, 8, 8, device=DEVICE, dtype=dtype), torch.arange(8, device=DEVICE) % 5
+    batch = images_and_labels(dtype)
     options = {"every": 2} if hasattr(METHODS[method], "every") else {}
     sparsifier = optg.sparsify(
         model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=4, steps_per_epoch=steps // 4,
-        loss=lambda m, batch: nn.functional.cross_entropy(m(batch[0]), batch[1]), batches=[(images, labels)] * 20,
+        loss=lambda m, batch: nn.functional.cross_entropy(m(batch[0]), batch[1]), batches=[batch] * 20,
     )  # fmt: skip
     if plain:
         sparsifier.weights.tables = None
     for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+        step(model, optimizer, batch)
     return sparsifier, model
 
 
@@ -162,15 +171,13 @@ def test_a_step_never_waits_for_the_gpu(method):
     """Not even where it cuts a mask: torch would raise. Once an epoch a step waits, and no epoch ends here."""
     model = network(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    images, labels = torch.randn(8, 3, 8, 8, device=DEVICE), torch.arange(8, device=DEVICE) % 5
+    batch = images_and_labels()
     options = {"every": 2} if hasattr(METHODS[method], "every") else {}
     sparsifier = optg.sparsify(model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=1, steps_per_epoch=30)
     try:
-        for step in range(20):
-            torch.cuda.set_sync_debug_mode("error" if step > 4 else "default")
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images), labels).backward()
-            optimizer.step()
+        for taken in range(20):
+            torch.cuda.set_sync_debug_mode("error" if taken > 4 else "default")
+            step(model, optimizer, batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert method == "gsm" or sparsifier.sparsity > 0
@@ -203,28 +210,21 @@ def test_nan_is_refused_when_the_gpu_has_met_it():
 @pytest.mark.skipif(INTERPRETED, reason="needs CUDA")
 @pytest.mark.parametrize("method", ["dnw", "supermask", "optg", "str", "rigl"])
 def test_a_step_is_captured_right_after_a_cut(method):
-    images, labels = torch.randn(8, 3, 8, 8, device=DEVICE), torch.arange(8, device=DEVICE) % 5
-    models = []
+    batch, models = images_and_labels(), []
     for captured in (False, True):
         model = network(torch.float32)
         optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.05, device=DEVICE), momentum=0.9, fused=True)
         options = {"every": 3} if method in ("optg", "rigl") else {}
         sparsifier = optg.sparsify(model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=1, steps_per_epoch=30)
-
-        def step(model=model, optimizer=optimizer):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-
         graph = None
         while sparsifier.clock.step < 20:
             if not captured or sparsifier.clock.step < 9 or not sparsifier.capturable:
-                step()
+                step(model, optimizer, batch)
                 continue
             if graph is None:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
-                    step()
+                    step(model, optimizer, batch)
             graph.replay()
             sparsifier.advance()
         models.append(model)
@@ -237,14 +237,12 @@ def test_a_step_is_captured_right_after_a_cut(method):
 def test_imp_goes_back_to_the_state_of_every_kind_of_optimizer(options):
     model = network(torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
-    images, labels = torch.randn(8, 3, 8, 8, device=DEVICE), torch.arange(8, device=DEVICE) % 5
+    batch = images_and_labels()
     method = METHODS["imp"](fraction=0.5, rewind=0.5)
     optg.sparsify(model, optimizer, method, sparsity=0.75, epochs=1, steps_per_epoch=12)  # 3 cycles of 4 steps
     counts = []
     for _ in range(12):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+        step(model, optimizer, batch)
         counts.append(int(optimizer.state[model[0].weight]["step"]))
     assert counts == [1, 2, 3, 2, 3, 4, 5, 2, 3, 4, 5, 6]
     assert optimizer.state[model[0].weight]["step"].is_cuda == bool(options)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 BLOCK, STEP = 1 << 13, 1 << 11  # entries of one program, and how many of them it looks at together
 WIDE = 16  # where addresses (in bytes) and lengths are multiples of it, words of that size are loaded
-TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # of weights
+SCORES = {**TYPES, torch.float64: tl.float64}
 
 
 class Table(NamedTuple):
@@ -420,8 +421,8 @@ def count_ties(
     """masks, scores: how often each value of the 8 bits at `shift` occurs in the indices of scores at their threshold, where
     `split` says so and higher bits are the prefix."""
     counts = torch.zeros(len(prefixes), 256, dtype=torch.int64, device=prefixes.device)
-    each, kind = len(prefixes) > 1, tl.float64 if dtype == torch.float64 else tl.float32
-    launch(_count_ties, table, thresholds, split.to(torch.int8), places, prefixes, counts, shift, EACH=each, TYPE=kind, BITS=8)
+    given = thresholds, split.view(torch.int8), places, prefixes, counts, shift
+    launch(_count_ties, table, *given, EACH=len(prefixes) > 1, TYPE=SCORES[dtype], BITS=8)
     return counts
 
 
@@ -452,16 +453,16 @@ KEEP, DROP = -1, -2  # all ties of a layer, where it has no last one to go
 
 
 def recut(
-    table: Table, dtype: torch.dtype, thresholds: Tensor, last: Tensor, places: Tensor, magnitudes: bool = False
+    table: Table, dtype: torch.dtype, thresholds: Tensor, last: Tensor, places: Tensor | None = None, magnitudes: bool = False
 ) -> Tensor:
     """masks, scores: keep what is above its layer's threshold, and what is at it and has an index above the `last` to go, or
-    all such (KEEP) or none (DROP). The scores are values, or the magnitudes of values.
+    all such (KEEP) or none (DROP, which needs no places). The scores are values, or the magnitudes of values.
 
     Returns for each layer how many weights are removed now, were until now not, and come back.
     """
     counts = torch.zeros(table.addresses.shape[1], 3, dtype=torch.int64, device=thresholds.device)
-    kind = tl.float64 if dtype == torch.float64 else TYPES[dtype]
-    launch(_recut, table, thresholds, last, places, counts, TYPE=kind, MAGNITUDES=magnitudes)
+    places = last if places is None else places  # a pointer that is not read
+    launch(_recut, table, thresholds, last, places, counts, TYPE=SCORES[dtype], MAGNITUDES=magnitudes)
     return counts
 
 

@@ -30,8 +30,8 @@ class GSM(Method):
             products = torch._foreach_mul(list(grads.values()), [values[i] for i in grads])
             torch._foreach_abs_(products)
             known = dict(zip(grads, products))
-        saliency = [known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)]
-        active = weights.keep_top(dict(enumerate(saliency)), zeros_at(weights.target, weights.size))
+        saliency = {i: known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)}
+        active = weights.keep_top(saliency, zeros_at(weights.target, weights.size))
         weights.fade(list(grads.values()), [active[layer] for layer in grads])
 
     def capturable(self, clock: Clock) -> bool:
