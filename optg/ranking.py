@@ -151,7 +151,7 @@ def thresholds(scores: Sequence[Tensor], zeros: Sequence[int] | Tensor, shards: 
     flat = [storage_order(s) for s in scores]
     if shards:
         flat = [f if counted else f[:0] for f, counted in zip(flat, shards.counted())]
-    count, bits = counter(flat, each)
+    count, bits, narrow = counter(flat, each)
     nan = torch.zeros(len(flat), dtype=torch.int64, device=device)
     wanted = ranks = torch.as_tensor(zeros).to(device, non_blocking=True)[:, None]
     prefixes = torch.zeros_like(ranks)  # the keys' upper bits, as far as they are known
@@ -160,7 +160,7 @@ def thresholds(scores: Sequence[Tensor], zeros: Sequence[int] | Tensor, shards: 
         counts = count(prefixes, nan, shift == first, shift)
         if shards:
             dist.all_reduce(counts, group=shards.group)
-        prefixes, ranks, equal = narrow(counts, prefixes, ranks, bits)
+        prefixes, ranks, equal = narrow(counts, prefixes, ranks)
         if shift == first:
             prefixes -= 1 << bits - 1  # keys are signed
     if shards:
@@ -168,17 +168,6 @@ def thresholds(scores: Sequence[Tensor], zeros: Sequence[int] | Tensor, shards: 
     values = floats(prefixes, dtype).masked_fill(wanted <= 0, -math.inf)
     removed, equal = (t * (wanted > 0) for t in (ranks, equal))
     return Cuts(values[:, 0], removed[:, 0], equal[:, 0], nan)
-
-
-def narrow(counts: Tensor, prefixes: Tensor, ranks: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The next digit of the key at each rank, given how often each digit occurs after its prefix.
-
-    Returns the longer prefix, the rank among the keys that share it, and how many they are.
-    """
-    sums = counts.cumsum(1)
-    digits = torch.searchsorted(sums, ranks).clamp_(max=counts.shape[1] - 1)
-    equal = counts.gather(1, digits)
-    return prefixes << bits | digits, ranks - (sums.gather(1, digits) - equal), equal
 
 
 def recut(masks: list[Tensor], scores: Sequence[Tensor], cuts: Cuts, tables: Callable[..., Any] | None) -> Tensor | None:
@@ -196,7 +185,7 @@ def recut(masks: list[Tensor], scores: Sequence[Tensor], cuts: Cuts, tables: Cal
     ranks, prefixes = cuts.removed[:, None], torch.zeros_like(cuts.removed)[:, None]
     for shift in range(((longest - 1).bit_length() - 1) // 8 * 8, -1, -8):
         counts = kernels.count_ties(table, scores[0].dtype, cuts.values, split, places, prefixes, shift)
-        prefixes, ranks, _ = narrow(counts, prefixes, ranks, 8)
+        prefixes, ranks, _ = kernels.narrow(counts, prefixes, ranks)
     last = torch.where(split, prefixes[:, 0], torch.where(cuts.removed > 0, kernels.DROP, kernels.KEEP))
     values, last = (t.expand(len(masks)).contiguous() for t in (cuts.values, last))
     return kernels.recut(table, scores[0].dtype, values, last, places)
@@ -209,18 +198,30 @@ def floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 Counter = Callable[[Tensor, Tensor, bool, int], Tensor]
+Narrower = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
 
-def counter(scores: Sequence[Tensor], each: bool) -> tuple[Counter, int]:
-    """The way to count on the scores' device, and how many bits of a key one round of it decides.
+def counter(scores: Sequence[Tensor], each: bool) -> tuple[Counter, int, Narrower]:
+    """The way to count on the scores' device, how many bits of a key one round of it decides, and the way to decide them.
 
     counter(prefixes, nan, first, shift) says how often each value of the bits at `shift` occurs in the keys whose higher bits
     are the prefix, over all tensors or for each; in the first round there is no prefix, and `nan` is set where a tensor has it.
     """
     if kernels := find_kernels(scores):
         table = kernels.TABLES(scores)  # of one-dimensional views of whole memory
-        return partial(kernels.count, table, each, bits=8, width=scores[0].itemsize * 8), 8
-    return partial(count_in_chunks, scores, bits=16), 16
+        return partial(kernels.count, table, each, bits=8, width=scores[0].itemsize * 8), 8, kernels.narrow
+    return partial(count_in_chunks, scores, bits=16), 16, narrow
+
+
+def narrow(counts: Tensor, prefixes: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The next digit of the key at each rank, given how often each digit occurs after its prefix.
+
+    Returns the longer prefix, the rank among the keys that share it, and how many they are.
+    """
+    sums = counts.cumsum(1)
+    digits = torch.searchsorted(sums, ranks).clamp_(max=counts.shape[1] - 1)
+    equal = counts.gather(1, digits)
+    return prefixes * counts.shape[1] + digits, ranks - (sums.gather(1, digits) - equal), equal
 
 
 def count_in_chunks(scores: Sequence[Tensor], prefixes: Tensor, nan: Tensor, first: bool, shift: int, *, bits: int) -> Tensor:

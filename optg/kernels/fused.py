@@ -383,6 +383,24 @@ def tally(bins, total, digit, here, BITS: tl.constexpr, STEP: tl.constexpr):
     return total
 
 
+def narrow(counts: Tensor, prefixes: Tensor, ranks: Tensor) -> Sequence[Tensor]:
+    """`optg.ranking.narrow` in one launch."""
+    found = torch.empty(3, *prefixes.shape, dtype=torch.int64, device=counts.device)
+    with torch.cuda.device(counts.device) if counts.is_cuda else nullcontext():
+        _narrow[(len(counts),)](counts, prefixes, ranks, found, len(counts), DIGITS=counts.shape[1])
+    return found.unbind()
+
+
+@triton.jit(do_not_specialize=["groups"])
+def _narrow(counts, prefixes, ranks, found, groups, DIGITS: tl.constexpr):
+    group, digits = tl.program_id(0), tl.arange(0, DIGITS)
+    count, rank = tl.load(counts + group * DIGITS + digits), tl.load(ranks + group)
+    digit = tl.minimum(tl.sum((tl.cumsum(count) < rank).to(tl.int32)), DIGITS - 1)
+    tl.store(found + group, tl.load(prefixes + group) * DIGITS + digit)
+    tl.store(found + groups + group, rank - tl.sum(tl.where(digits < digit, count, 0)))
+    tl.store(found + 2 * groups + group, tl.sum(tl.where(digits == digit, count, 0)))
+
+
 def places(tensors: Sequence[Tensor], each: bool) -> Tensor | None:
     """What turns a place in memory into an index: of each tensor, two sizes such that memory holds (rows, plane, inner) and
     an index counts (rows, inner, plane); and its first index, which is 0 if each has its own. None for other layouts."""
