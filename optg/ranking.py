@@ -183,7 +183,8 @@ def recut(masks: list[Tensor], scores: Sequence[Tensor], cuts: Cuts, tables: Cal
     longest = max(s.numel() for s in scores) if each else sum(s.numel() for s in scores)
     split = cuts.removed < cuts.equal  # where some of the ties go: those of the lowest indices
     ranks, prefixes = cuts.removed[:, None], torch.zeros_like(cuts.removed)[:, None]
-    for shift in range(((longest - 1).bit_length() - 1) // 8 * 8, -1, -8):
+    bits = kernels.TIE_BITS
+    for shift in range(((longest - 1).bit_length() - 1) // bits * bits, -1, -bits):
         counts = kernels.count_ties(table, scores[0].dtype, cuts.values, split, places, prefixes, shift)
         prefixes, ranks, _ = kernels.narrow(counts, prefixes, ranks)
     last = torch.where(split, prefixes[:, 0], torch.where(cuts.removed > 0, kernels.DROP, kernels.KEEP))

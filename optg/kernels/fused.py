@@ -99,11 +99,15 @@ def filters(shapes: Sequence[torch.Size], device: torch.device) -> Tensor:
 def alike(tensors: Sequence[Tensor]) -> bool:
     """Do they fill their memory, all in the same order of dimensions?"""
     first, expected = tensors[0], 1
+    if any(t.shape != first.shape for t in tensors):
+        return False
+    if all(t.is_contiguous() for t in tensors):
+        return True
     for stride, size in sorted(zip(first.stride(), first.shape)):
         if size != 1 and stride != expected:
             return False
         expected *= size
-    return all(t.stride() == first.stride() and t.shape == first.shape for t in tensors)
+    return all(t.stride() == first.stride() for t in tensors)
 
 
 def launch(kernel: Any, table: Table, *args: Any, **constants: Any) -> None:
@@ -385,20 +389,28 @@ def tally(bins, total, digit, here, BITS: tl.constexpr, STEP: tl.constexpr):
 
 def narrow(counts: Tensor, prefixes: Tensor, ranks: Tensor) -> Sequence[Tensor]:
     """`optg.ranking.narrow` in one launch."""
-    found = torch.empty(3, *prefixes.shape, dtype=torch.int64, device=counts.device)
+    found, digits = torch.empty(3, *prefixes.shape, dtype=torch.int64, device=counts.device), counts.shape[1]
     with torch.cuda.device(counts.device) if counts.is_cuda else nullcontext():
-        _narrow[(len(counts),)](counts, prefixes, ranks, found, len(counts), DIGITS=counts.shape[1])
+        _narrow[(len(counts),)](counts, prefixes, ranks, found, len(counts), DIGITS=digits, STEP=min(digits, 1024))
     return found.unbind()
 
 
 @triton.jit(do_not_specialize=["groups"])
-def _narrow(counts, prefixes, ranks, found, groups, DIGITS: tl.constexpr):
-    group, digits = tl.program_id(0), tl.arange(0, DIGITS)
-    count, rank = tl.load(counts + group * DIGITS + digits), tl.load(ranks + group)
-    digit = tl.minimum(tl.sum((tl.cumsum(count) < rank).to(tl.int32)), DIGITS - 1)
-    tl.store(found + group, tl.load(prefixes + group) * DIGITS + digit)
-    tl.store(found + groups + group, rank - tl.sum(tl.where(digits < digit, count, 0)))
-    tl.store(found + 2 * groups + group, tl.sum(tl.where(digits == digit, count, 0)))
+def _narrow(counts, prefixes, ranks, found, groups, DIGITS: tl.constexpr, STEP: tl.constexpr):
+    group = tl.program_id(0)
+    counts += group * DIGITS
+    prefix, rank = tl.load(prefixes + group), tl.load(ranks + group)
+    digit, below, seen = prefix * 0, prefix * 0, prefix * 0
+    for i in range(0, DIGITS, STEP):
+        count = tl.load(counts + i + tl.arange(0, STEP))
+        lower = seen + tl.cumsum(count) < rank
+        digit += tl.sum(lower.to(tl.int64))
+        below += tl.sum(tl.where(lower, count, 0))
+        seen += tl.sum(count)
+    digit = tl.minimum(digit, DIGITS - 1)
+    tl.store(found + group, prefix * DIGITS + digit)
+    tl.store(found + groups + group, rank - below)
+    tl.store(found + 2 * groups + group, tl.load(counts + digit))
 
 
 def places(tensors: Sequence[Tensor], each: bool) -> Tensor | None:
@@ -433,14 +445,17 @@ def index_of(place, places, tensors, layer):
     return tl.load(places + 2 * tensors + layer) + row * (plane * inner) + rest % inner * plane + rest // inner
 
 
+TIE_BITS = 13  # of an index that one round decides: two rounds for up to 67M scores
+
+
 def count_ties(
     table: Table, dtype: torch.dtype, thresholds: Tensor, split: Tensor, places: Tensor, prefixes: Tensor, shift: int
 ) -> Tensor:
-    """masks, scores: how often each value of the 8 bits at `shift` occurs in the indices of scores at their threshold, where
+    """masks, scores: how often each value of the TIE_BITS at `shift` occurs in the indices of scores at their threshold, where
     `split` says so and higher bits are the prefix."""
-    counts = torch.zeros(len(prefixes), 256, dtype=torch.int64, device=prefixes.device)
+    counts = torch.zeros(len(prefixes), 1 << TIE_BITS, dtype=torch.int64, device=prefixes.device)
     given = thresholds, split.view(torch.int8), places, prefixes, counts, shift
-    launch(_count_ties, table, *given, EACH=len(prefixes) > 1, TYPE=SCORES[dtype], BITS=8)
+    launch(_count_ties, table, *given, EACH=len(prefixes) > 1, TYPE=SCORES[dtype], BITS=TIE_BITS)
     return counts
 
 
@@ -455,16 +470,14 @@ def _count_ties(
         scores = block(addresses, tensors, 1, layer, start, TYPE, 1)
         threshold, prefix = tl.load(thresholds + group), tl.load(prefixes + group)
         bins = counts + (group << BITS)
-        total = tl.zeros([1 << BITS], tl.int32)
         for i in range(0, BLOCK, STEP):
             at = i + tl.arange(0, STEP)
             here = at < length
             here = here & (tl.load(scores + at, mask=here, other=0.0) == threshold)
             if tl.sum(here.to(tl.int32)) > 0:
                 upper = index_of(start + at, places, tensors, layer) >> shift
-                digit = (upper & ((1 << BITS) - 1)).to(tl.int32)
-                total = tally(bins, total, digit, here & ((upper >> BITS) == prefix), BITS, STEP)
-        tl.atomic_add(bins + tl.arange(0, 1 << BITS), total.to(tl.int64), mask=total > 0)
+                digit = upper & ((1 << BITS) - 1)
+                tl.atomic_add(bins + digit, tl.full([STEP], 1, tl.int64), mask=here & ((upper >> BITS) == prefix))
 
 
 KEEP, DROP = -1, -2  # all ties of a layer, where it has no last one to go
