@@ -1,0 +1,14 @@
+#!/bin/sh
+# Everything docs/speed.md has measured on a GPU: benchmarks/gpu.sh CIFAR_FOLDER, from the root of the repository.
+set -eux
+python benchmarks/ranking.py --device cuda --scores 100000 1000000 10000000 25500000 100000000
+python benchmarks/ranking.py --device cuda --scores 1000000000 --ways keep_top torch.sort topk # kthvalue: 8 s a cut
+python benchmarks/overhead.py --model resnet50 --mode eager --rounds 5 --steps 4 \
+    --methods optg gmp rigl dpf acdc taylor feather str st3-sigma dnw gsm supermask
+python benchmarks/overhead.py --model resnet50 --mode compiled --rounds 5 --steps 4 --methods optg rigl feather str
+python benchmarks/overhead.py --model vit_s lm resnet32 --mode eager --rounds 5 --steps 4 --methods optg rigl
+python benchmarks/overhead.py --model vgg19 --mode graph --methods optg rigl feather
+python benchmarks/peers.py --model resnet50
+for share in --mps ""; do
+    python benchmarks/throughput.py --recipe vgg19-cifar100 --method optg --epochs 5 --runs 1 2 4 8 --folder "$1" $share
+done
