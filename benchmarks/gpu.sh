@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything docs/speed.md has measured on a GPU: benchmarks/gpu.sh CIFAR_FOLDER, from the root of the repository.
+# Steps, cuts, peers and runs that share a GPU, as docs/speed.md has them: benchmarks/gpu.sh CIFAR_FOLDER, from the root.
 set -eux
 python benchmarks/ranking.py --device cuda --scores 100000 1000000 10000000 25500000 100000000
 python benchmarks/ranking.py --device cuda --scores 1000000000 --ways keep_top torch.sort topk # kthvalue: 8 s a cut
@@ -10,5 +10,5 @@ python benchmarks/overhead.py --model vit_s lm resnet32 --mode eager --rounds 5 
 python benchmarks/overhead.py --model vgg19 --mode graph --methods optg rigl feather
 python benchmarks/peers.py --model resnet50
 for share in --mps ""; do
-    python benchmarks/throughput.py --recipe vgg19-cifar100 --method optg --epochs 5 --runs 1 2 4 8 --folder "$1" $share
+    python benchmarks/throughput.py --recipe vgg19-cifar100 --method optg --epochs 10 --runs 1 2 4 8 --folder "$1" $share
 done

@@ -3,11 +3,13 @@
     python benchmarks/throughput.py --runs 1 2 4 8 --folder DATA
 
 Each run is a process of its own. Counted are whole epochs while all of them train: after the last one's first, in which it
-compiles, and before the first one's last. With --mps they share the GPU through NVIDIA's MPS.
+compiles, and before the first one's last; where there is none, more --epochs help.
+With --mps they share the GPU through NVIDIA's MPS.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from optg.experiments.runner import multi_process_service
 
 
 def train(folder: Path, options: list[str], count: int) -> tuple[float, float]:
-    """Optimizer steps a second of all runs together, and seconds until the last had ended."""
+    """Optimizer steps a second of all runs together (nan: they shared no whole epoch), and seconds until the last had ended."""
     started, processes = time.time(), []
     for i in range(count):
         command = [sys.executable, "-m", "optg", "train", *options, "--seed", str(i), "--output", str(folder / str(i))]
@@ -38,7 +40,7 @@ def train(folder: Path, options: list[str], count: int) -> tuple[float, float]:
     first, last = max(seen[0][0] for seen in ends), min(seen[-1][0] for seen in ends)
     shared = [[end for end in seen if first <= end[0] <= last] for seen in ends]
     if min(map(len, shared)) < 2:
-        raise SystemExit("the runs had no whole epoch in common; give them more --epochs")
+        return math.nan, time.time() - started
     return sum((end[-1][1] - end[0][1]) / (end[-1][0] - end[0][0]) for end in shared), time.time() - started
 
 
@@ -59,10 +61,8 @@ def main() -> None:
                 options = f"--recipe {args.recipe} --method {method} --epochs {args.epochs} --batch-size {args.batch_size}"
                 with tempfile.TemporaryDirectory() as folder:
                     speed, seconds = train(Path(folder), [*options.split(), "--folder", args.folder], count)
-                print(
-                    f"{method:8} {count} runs  {speed * args.batch_size:9,.0f} images/s together  {seconds:6.1f} s with start",
-                    flush=True,
-                )
+                what = f"{speed * args.batch_size:9,.0f} images/s together" if speed == speed else "no whole epoch in common"
+                print(f"{method:8} {count} runs  {what}  {seconds:6.1f} s with start", flush=True)
 
 
 if __name__ == "__main__":

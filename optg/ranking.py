@@ -153,7 +153,7 @@ def thresholds(scores: Sequence[Tensor], zeros: Sequence[int] | Tensor, shards: 
         flat = [f if counted else f[:0] for f, counted in zip(flat, shards.counted())]
     count, bits, narrow = counter(flat, each)
     nan = torch.zeros(len(flat), dtype=torch.int64, device=device)
-    wanted = ranks = torch.as_tensor(zeros).to(device, non_blocking=True)[:, None]
+    wanted = ranks = torch.as_tensor(zeros).to(device, torch.int64, non_blocking=True).contiguous()[:, None]
     prefixes = torch.zeros_like(ranks)  # the keys' upper bits, as far as they are known
     first = dtype.itemsize * 8 - bits
     for shift in range(first, -1, -bits):

@@ -97,6 +97,8 @@ def test_thresholds_are_those_of_a_sort(dtype, each):
                 value = group.sort().values[zero - 1]
                 assert (cut.value, cut.equal) == (value, int((group == value).sum()))
                 assert cut.removed == zero - int((group < value).sum())
+    every_third = torch.tensor([7_000, 0, 0, 2, 0, 0, 300, 0, 0], dtype=torch.int32, device=DEVICE)[::3]
+    assert [int((~mask).sum()) for mask in ranking.keep_top(scores, every_third)] == [7_000, 2, 300]
     scores[1][1] = torch.nan
     with pytest.raises(FloatingPointError, match="tensor 1"):
         ranking.keep_top(scores, [1, 1, 1] if each else 1)
@@ -232,6 +234,20 @@ def test_a_step_is_captured_right_after_a_cut(method):
         models.append(model)
     for p, q in zip(models[0].parameters(), models[1].parameters()):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs CUDA")
+def test_a_table_made_under_capture_is_that_graphs_alone():
+    tables, graph, masks = kernels.Tables(), torch.cuda.CUDAGraph(), [torch.zeros(64, dtype=torch.bool, device=DEVICE)]
+    first, second = [torch.ones(64, device=DEVICE)], [torch.ones(64, device=DEVICE)]
+    kernels.fade(tables(first, masks), torch.float32)  # a graph wants to have seen the shapes
+    with torch.cuda.graph(graph):
+        kernels.fade(tables(second, masks), torch.float32)
+    kernels.fade(tables(second, masks), torch.float32)
+    assert not second[0].any()
+    second[0].fill_(1.0)
+    graph.replay()
+    assert not second[0].any()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs CUDA")

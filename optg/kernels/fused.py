@@ -44,12 +44,14 @@ class Tables:
         """The table of parallel lists of tensors; None where their entries do not lie side by side."""
         capturing = lists[0][0].is_cuda and torch.cuda.is_current_stream_capturing()
         key = (len(lists), *((t.data_ptr(), t.dtype, t.shape, t.stride()) for tensors in lists for t in tensors))
-        table = self.tables.pop(key, None) or self.make(lists, capturing)
+        known = self.tables.pop(key, None)
+        table = known or self.make(lists, capturing)
         if table is None:
             return None
-        self.tables[key] = table
-        if len(self.tables) > self.KEPT:
-            self.tables.pop(next(iter(self.tables)))
+        if known or not capturing:  # one made under capture has its addresses only when that graph is replayed
+            self.tables[key] = table
+            if len(self.tables) > self.KEPT:
+                self.tables.pop(next(iter(self.tables)))
         if capturing:
             self.captured.append(table)
         return table
