@@ -127,11 +127,10 @@ def summary(what: Annotated[str, tyro.conf.Positional], classes: int = 10, shape
         classes: of a model that is given by name.
         shape: of its images: channels, height, width.
     """
-    from rich.console import Console
-
+    from optg.terminal import wide_console
     from optg.training.inspect import table
 
-    Console().print(table(what, classes, shape))
+    wide_console().print(table(what, classes, shape))
 
 
 def methods(markdown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False) -> None:
@@ -146,8 +145,9 @@ def methods(markdown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False) -> 
     if markdown:
         print(as_markdown(), end="")
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from optg.terminal import wide_console
 
     rows = describe()
     table = Table(show_lines=True)
@@ -155,7 +155,7 @@ def methods(markdown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False) -> 
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row.values())
-    Console().print(table)
+    wide_console().print(table)
 
 
 def recipes(name: Annotated[str, tyro.conf.Positional] = "") -> None:

@@ -1,7 +1,6 @@
 """`optg reproduce`: its options, and what it does with them. Torch is imported only when something is to be done."""
 
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 from rich.table import Table
+
+from optg.terminal import wide_console
 
 if TYPE_CHECKING:
     from optg.experiments.declaration import Choice
@@ -45,7 +46,7 @@ class Reproduce:
 
 def reproduce(options: Reproduce) -> int:
     """Run what is left to run of an experiment and print its table. Returns the exit status."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = wide_console()
     if options.results:
         from optg.experiments.results import write
 
@@ -74,7 +75,7 @@ def reproduce(options: Reproduce) -> int:
     console.print(table(experiment, known))
     for note in experiment.notes:
         console.print(f"- {note}", highlight=False, markup=False)
-    if experiment.name == "accuracy-sparsity":
+    if experiment.name == "accuracy-sparsity" and not options.table:
         from optg.experiments.drawing import draw_accuracy
 
         drawn = draw_accuracy(experiment, known, options.output)
@@ -87,8 +88,8 @@ def run(options: Reproduce, runs: list[Any], console: Console) -> int:
 
     if options.jobs < 0:
         raise ValueError(f"--jobs is {options.jobs}; expected at least 1, or 0 for this process")
-    if options.minutes is not None and options.minutes <= 0:
-        raise ValueError(f"--minutes is {options.minutes:g}; expected more than 0")
+    if options.minutes is not None and not 0 < options.minutes < 1e6:
+        raise ValueError(f"--minutes is {options.minutes:g}; expected more than 0, and less than a million")
     with multi_process_service(options.mps):
         runner = Runner(
             options.output, jobs=options.jobs, device=options.device, record_file=options.record, minutes=options.minutes,
@@ -125,8 +126,7 @@ def overview(options: Reproduce) -> Table:
     from optg.experiments import record
     from optg.experiments.cost import Cost
 
-    results = {record.key_of(row): row for path in sorted(Path("results").glob("*.jsonl")) for row in record.read(path)}
-    cost = Cost(record.known(options.output, results).values())
+    cost = Cost(record.known(options.output, record.within(Path("results"))).values())
     made = Table(title="optg reproduce NAME", title_justify="left")
     for column in ("name", "what", "on", "runs", "epochs", "run hours"):
         made.add_column(column, justify="left" if column in ("name", "what", "on") else "right", overflow="fold")

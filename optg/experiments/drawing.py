@@ -10,7 +10,6 @@ from optg.clock import Clock
 from optg.experiments.declaration import Experiment
 from optg.experiments.record import Summaries
 from optg.experiments.table import lines
-from optg.report.paper import tables
 from optg.schedules import logistic, sigmoid
 
 matplotlib.use("Agg")
@@ -39,20 +38,23 @@ def draw_schedules(curves: dict[str, Any], folder: Path) -> Path:
 def draw_accuracy(experiment: Experiment, known: Summaries, folder: Path) -> Path | None:
     """Fig. 1: accuracy against sparsity, ours as lines and the paper's as crosses of the same colour."""
     rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    theirs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for line in lines(experiment, known):
+        where, paper = (line.cell.place, line.cell.row), line.cell.paper
         if line.summaries:
-            point = (100 * line.mean("sparsity"), line.accuracy)
-            rows.setdefault((line.cell.place, line.cell.row), []).append(point)
+            rows.setdefault(where, []).append((100 * line.mean("sparsity"), line.accuracy))
+        if paper:
+            theirs.setdefault(where, []).append((paper.sparsity or 100 * (line.cell.sparsity or 0.0), paper.accuracy))
     if not rows:
         return None
     picture = Picture(figsize=(6, 4.2), layout="constrained")
     axes = picture.subplots()
     for (place, row), points in rows.items():
         (drawn,) = axes.plot(*zip(*sorted(set(points))), marker="o", label=f"{row}, {place}")
-        table = next((t for t in tables() if t.name == "Tab. 2"), None)
-        theirs = [(100 * p.sparsity, 100 * p.accuracy) for p in table.points if p.method == row] if table else []
-        if place == "imagenet" and theirs:
-            axes.plot(*zip(*theirs), "x", color=drawn.get_color())
+        if (place, row) in theirs:
+            axes.plot(*zip(*theirs[place, row]), "x", color=drawn.get_color())
+    if theirs:
+        axes.plot([], [], "x", color="0.4", label="the paper's")
     axes.set(xlabel="sparsity (%)", ylabel="top-1 accuracy (%)", title=experiment.title)
     return finish(picture, folder / f"{experiment.name}.png")
 

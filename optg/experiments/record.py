@@ -1,5 +1,6 @@
 """Summaries of runs, kept beyond the runs: one a line in results/*.jsonl."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -33,9 +34,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def checked(row: Any, where: str) -> dict[str, Any]:
-    wanted = ("settings", "method", "options", "accuracy", "sparsity", "flops", "seconds")
-    if missing := [key for key in wanted if not isinstance(row, dict) or key not in row]:
-        raise ValueError(f"{where} has no {missing[0]!r}; expected the summary.json of a run")
+    kinds = {"settings": dict, "method": str, "options": dict}
+    numbers = dict.fromkeys(("accuracy", "sparsity", "flops", "seconds"), (int, float))
+    for key, kind in (kinds | numbers).items():
+        if not isinstance(row, dict) or not isinstance(row.get(key), kind):
+            raise ValueError(f"{where} has no {key!r} as a run's summary.json has it; expected such a summary")
     return row
 
 
@@ -48,7 +51,12 @@ def append(path: Path, summary: dict[str, Any]) -> bool:
             return False
         file.seek(0)
         text = file.read()
-        file.truncate(text.rfind(b"\n") + 1)
+        end = text.rfind(b"\n") + 1
+        try:
+            json.loads(text[end:] or b"0")
+            file.write(b"\n" if text[end:] else b"")
+        except ValueError:
+            file.truncate(end)
         file.write(json.dumps(summary, ensure_ascii=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -57,15 +65,19 @@ def append(path: Path, summary: dict[str, Any]) -> bool:
 
 def beside(path: Path | None) -> Summaries:
     """The runs of a record and of all others in its folder; what is no record there is passed over."""
+    if path is None:
+        return {}
+    if path.suffix != ".jsonl":
+        raise ValueError(f"--record is {path}; expected a file whose name ends in .jsonl")
+    return within(path.parent) | {key_of(row): row for row in read(path)}
+
+
+def within(folder: Path) -> Summaries:
+    """The runs of all records in a folder; what is no record there is passed over."""
     found: Summaries = {}
-    for other in sorted(path.parent.glob("*.jsonl")) if path else []:
-        try:
-            rows = read(other)
-        except ValueError:
-            if other == path:
-                raise
-            continue
-        found |= {key_of(row): row for row in rows}
+    for path in sorted(folder.glob("*.jsonl")):
+        with contextlib.suppress(ValueError, OSError):
+            found |= {key_of(row): row for row in read(path)}
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from optg.experiments import declaration, record
 from optg.experiments.declaration import Choice, Experiment
-from optg.experiments.table import COLUMNS, Line, lines, texts, used
+from optg.experiments.table import COLUMNS, Line, lines, number, texts, used
 from optg.training import recipe as recipes
 
 HEAD = """# Results
@@ -79,7 +79,7 @@ def others(summaries: list[dict[str, Any]]) -> str:
         changes, command = origin(s)
         settings = s["settings"]
         what = f"{settings['model']} on {settings['data']}, {settings['epochs']} epochs"
-        figures = [f"{100 * s['accuracy']:.2f}", f"{100 * s['sparsity']:.2f} %", f"{s['flops'] / 1e6:,.1f}"]
+        figures = [f"{100 * s['accuracy']:.2f}", f"{100 * s['sparsity']:.2f} %", number(s["flops"] / 1e6)]
         rows.append([what, s["method"], changes, *figures, str(settings["seed"]), f"{s['seconds']:,.0f}", s["hardware"]])
         said.append(command)
     head = ["what", "method", "with", "ours", "sparsity", "MFLOPs", "seed", "seconds", "hardware"]

@@ -36,10 +36,11 @@ class Line:
     @property
     def difference(self) -> float | None:
         """From the paper's, where as many weights are kept as there."""
-        wanted = 1 - (self.cell.sparsity or 0.0)
-        if not self.cell.paper or not self.summaries or abs(1 - self.mean("sparsity") - wanted) > SAME * wanted:
+        paper = self.cell.paper
+        if not paper or not self.summaries:
             return None
-        return self.accuracy - self.cell.paper.accuracy
+        theirs = 1 - (paper.sparsity / 100 if paper.sparsity else self.cell.sparsity or 0.0)
+        return self.accuracy - paper.accuracy if abs(1 - self.mean("sparsity") - theirs) <= SAME * theirs else None
 
 
 def lines(experiment: Experiment, known: Summaries) -> list[Line]:

@@ -27,7 +27,9 @@ TEXT, QUIET, LINE, PAGE, PANEL = (
 )
 USUAL = ("optg", "gmp", "rigl", "granet", "set", "str", "snip", "grasp", "synflow")  # these keep their colour on every page
 MARKERS = ("circle", "square", "diamond", "up", "down")
-DASHES = ("", "6 2.5", "2 2", "8 2 2 2")
+DASHES = (
+    "", "6 2.5", "2 2", "8 2 2 2", "12 3", "1 3", "8 2 2 2 2 2", "4 4", "12 2 4 2", "2 5", "16 2 2 2", "6 2 1 2",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,8 @@ def most(values: Iterable[Any]) -> str | None:
 def all_settings(run: Run) -> dict[str, Any]:
     """What makes a run what it is: its recipe, but for where its data lies, and its method's options."""
     recipe = {key: value for key, value in run.settings.items() if key != "folder"}
-    return recipe | {f"{run.method} {key}" if key in recipe else key: value for key, value in run.options.items()}
+    options = {key: value for key, value in run.options.items() if (key, value) != ("seed", recipe["seed"])}
+    return recipe | {f"{run.method} {key}" if key in recipe else key: value for key, value in options.items()}
 
 
 def said(key: str, value: Any) -> str:

@@ -38,7 +38,7 @@ def comparison(group: Group) -> str:
     columns = [Column("run", False), Column("accuracy, %")]
     if group.paper:
         columns += [Column("paper, %"), Column("difference")]
-    columns += map(Column, ("sparsity, %", "weights kept", "FLOPs", "of dense, %", "epochs", "seed", "time"))
+    columns += map(Column, ("sparsity, %", "parameters left", "FLOPs", "of dense, %", "epochs", "seed", "time"))
     order = sorted(range(len(group.runs)), key=lambda i: (group.runs[i].target, -accuracy(group.runs[i])))
     rows = []
     for i in order:

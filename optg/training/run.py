@@ -57,8 +57,13 @@ def run(
 
 def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
     path = folder.path / "recipe.toml"
-    if path.exists() and path.read_text() != recipe.dump(plan):
-        before, now = (set(text.splitlines()) for text in (path.read_text(), recipe.dump(plan)))
+    if not path.exists():
+        return
+    before, now = (
+        {line for line in text.splitlines() if not line.startswith("folder = ")}  # data may have moved
+        for text in (path.read_text(), recipe.dump(plan))
+    )
+    if before != now:
         changed = "; ".join(sorted(now - before) or sorted(before - now))
         raise recipe.RecipeError(f"{folder.path} holds a run with another recipe ({changed} is new); give another --output")
 

@@ -80,6 +80,13 @@ def test_figures_of_the_paper_stand_beside_their_cells():
 def test_the_papers_figures_do_not_stand_beside_something_else(settings):
     assert all(cell.paper for cell in load("cifar", Choice(on=("cifar10",))).cells)
     assert not any(cell.paper for cell in load("cifar", Choice(on=("cifar10",), settings=settings)).cells)
+    there, changed = (load("resnet50", Choice(on=("imagenet",), settings=s)).cells for s in ({}, settings))
+    assert len(there) == len(changed) > 20 and all(c.paper for c in there) and not any(c.paper for c in changed)
+
+
+def test_nor_beside_another_sparsity():
+    assert all(cell.paper for cell in load("budgets", Choice(on=("imagenet",))).cells)
+    assert not any(cell.paper for cell in load("budgets", Choice(on=("imagenet",), sparsity=(0.5,))).cells)
 
 
 def test_a_paper_sparsity_that_is_not_ours_is_named():
@@ -137,6 +144,7 @@ def test_one_epoch_has_no_second_to_cut_at():
         ("cifar", Choice(columns=("95",), sparsity=(0.98,)), "expected one of them"),
         ("alpha", Choice(sparsity=(0.9, 0.95)), "columns of alpha are not sparsities; expected one"),
         ("paradox-cycles", Choice(settings={"epochs": 3}), "expected --columns instead of --epochs"),
+        ("schedules", Choice(settings={"epochs": 3}), "schedules is drawn, not trained"),
     ],
 )
 def test_what_there_is_not_is_refused(name, choice, message):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -124,6 +125,19 @@ def test_accumulated_scores_see_what_removal_does_to_the_others():
     assert greedy.true == pytest.approx(0.96, abs=1e-6) and learned.true == pytest.approx(-0.36, abs=1e-6)
 
 
+@pytest.mark.parametrize("steps", [1, 10, 64])
+def test_as_many_steps_are_accumulated_as_were_asked_for(steps):
+    data, seen = [(torch.ones(1, 3), torch.tensor([2.0]))], []
+
+    def further():
+        while True:
+            seen.append(1)
+            yield from data
+
+    criteria.accumulated_scores(further, steps, rounds=8)(Subject(linear(1.2, 1.2, 0.6), squared, data), 2)
+    assert len(seen) == steps
+
+
 def test_the_model_is_left_as_it_was():
     model, data = convnet(), batches(2)
     before = {name: t.clone() for name, t in model.state_dict().items()}
@@ -157,6 +171,14 @@ def test_a_run_is_measured_by_the_scores_of_its_checkpoint(tmp_path, capsys):
     paradox(Paradox(str(checkpoint), output=tmp_path / "again", criteria=("optg",), **SMALL))
     again = [json.loads(line) for line in (tmp_path / "again" / "paradox.jsonl").read_text().splitlines()]
     assert again[1]["true"] == lines[1]["true"]
+    for file in checkpoint.iterdir():
+        file.write_bytes(b"damaged")
+    capsys.readouterr()
+    paradox(Paradox(str(tmp_path / "run"), output=tmp_path / "out", criteria=("snip",), **SMALL))  # needs no checkpoint
+    assert "optg" not in capsys.readouterr().out.splitlines()[0].split(":", 1)[1]
+    (tmp_path / "run" / "summary.json").write_text("{")
+    with pytest.raises(ValueError, match=r"summary\.json is damaged"):
+        paradox(Paradox(str(tmp_path / "run"), output=tmp_path / "out", **SMALL))
 
 
 def test_any_model_and_data(tmp_path, capsys):
@@ -175,6 +197,8 @@ def test_any_model_and_data(tmp_path, capsys):
         ({"what": "digits", "data": "digits", "batches": 999}, "--batches is 999; there are 44"),
         ({"what": "digit", "data": "digits"}, "did you mean 'digits'"),
         ({"what": "."}, "not the folder of a run"),
+        ({"what": "vgg19", "data": "digits"}, r"vgg19 cannot take what the data has, \(1, 8, 8\)"),
+        ({"what": "digits", "data": "digits", "lr": math.nan}, "--lr is nan; expected a number above 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options, message):

@@ -28,12 +28,35 @@ def test_a_line_that_was_cut_off_gives_way(tmp_path):
     assert len(record.read(file)) == 2 and file.read_text().endswith("}\n")
 
 
+def test_a_last_line_without_its_end_stays(tmp_path):
+    file = tmp_path / "a.jsonl"
+    first, second = (summary(run) for run in load("dormant-decay").runs[:2])
+    file.write_text(json.dumps(first))
+    assert record.append(file, second)
+    assert [key_of(row) for row in record.read(file)] == [key_of(first), key_of(second)]
+
+
+def test_what_is_no_record_is_passed_over_in_a_folder_and_refused_by_name(tmp_path):
+    run = summary(load("dormant-decay").runs[0])
+    record.append(tmp_path / "a.jsonl", run)
+    (tmp_path / "b.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "c.jsonl").mkdir()
+    assert list(record.beside(tmp_path / "a.jsonl")) == list(record.within(tmp_path)) == [key_of(run)]
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1, has no 'settings'"):
+        record.beside(tmp_path / "b.jsonl")
+    with pytest.raises(ValueError, match=r"expected a file whose name ends in \.jsonl"):
+        record.beside(tmp_path / "a.txt")
+
+
 def test_a_damaged_line_is_named(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text("{}}\n{}\n")
     with pytest.raises(ValueError, match="line 1, is not JSON"):
         record.read(file)
     file.write_text('{"method": "optg"}\n')
+    with pytest.raises(ValueError, match="line 1, has no 'settings'"):
+        record.read(file)
+    file.write_text(json.dumps(summary(load("dormant-decay").runs[0], settings=None)) + "\n")
     with pytest.raises(ValueError, match="line 1, has no 'settings'"):
         record.read(file)
 

@@ -11,6 +11,9 @@ import made
 import pytest
 
 from optg.report import write
+from optg.report.figures import MANY, make_group
+from optg.report.runs import group as grouped
+from optg.report.runs import read_all
 
 PARTS = ("Accuracy against sparsity and FLOPs", "Training", "Schedules", "Removed and revived weights", "Layers")
 
@@ -109,9 +112,18 @@ def test_accuracies_that_are_no_numbers_are_dashes(tmp_path):
 def test_seeds_are_summed_up(tmp_path):
     for seed, accuracy in enumerate((0.92, 0.93, 0.94)):
         made.run(tmp_path / "runs" / str(seed), "optg", accuracy, seed=seed)
-    page = page_of(tmp_path / "out", tmp_path / "runs")
-    row = re.search(r"optg 95 %</span></th>(.*?)</tr>", page).group(1)
-    assert re.findall(r"<td class=n>([^<]*)</td>", row) == ["93.00", "± 1.00", "3", "92.00 to 94.00"]
+        with (tmp_path / "runs" / "rigl.jsonl").open("a") as file:  # which has the seed among its options too
+            file.write(json.dumps(made.summary("rigl", accuracy, seed=seed) | {"options": {"seed": seed}}) + "\n")
+    page = page_of(tmp_path / "out", tmp_path / "runs", tmp_path / "runs" / "rigl.jsonl")
+    for method in ("optg", "rigl"):
+        row = re.search(rf"{method} 95 %</span></th>(.*?)</tr>", page).group(1)
+        assert re.findall(r"<td class=n>([^<]*)</td>", row) == ["93.00", "± 1.00", "3", "92.00 to 94.00"]
+
+
+def test_every_run_of_a_legend_has_its_own_line(tmp_path):
+    runs = [made.run(tmp_path / str(i), sparsity=0.5 + 0.04 * i) for i in range(MANY)]
+    [group] = [make_group(*where, members) for where, members in grouped(read_all(runs)).items()]
+    assert len(set(group.looks)) == MANY
 
 
 def test_runs_that_differ_in_their_recipe_are_no_seeds_of_each_other(tmp_path):

@@ -93,6 +93,12 @@ def test_runs_are_named_by_what_is_not_usual(tmp_path):
     assert labels(file) == ["optg 95 %", "optg 95 %, alpha 1", "optg 95 %, lr 0.2", "optg 95 %, seed 1"]
 
 
+def test_the_seed_of_a_method_is_that_of_its_run(tmp_path):
+    runs = [made.summary("rigl", seed=seed) | {"options": {"seed": seed}} for seed in (0, 1, 2)]
+    file = write_lines(tmp_path / "all.jsonl", *runs)
+    assert labels(file) == [f"rigl 95 %, seed {seed}" for seed in (0, 1, 2)]
+
+
 def test_even_the_same_name_twice_is_told_apart(tmp_path):
     assert labels(made.run(tmp_path / "a" / "x"), made.run(tmp_path / "b" / "x")) == ["optg 95 %, x (1)", "optg 95 %, x (2)"]
 

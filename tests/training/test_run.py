@@ -15,7 +15,11 @@ import pytest
 from safetensors.torch import load_file
 
 from optg import cli
+from optg.training import recipe
 from optg.training.board import SCALARS
+from optg.training.folder import RunFolder
+from optg.training.recipe import Plan, Recipe
+from optg.training.run import refuse_other_plan
 
 ROOT = Path(__file__).parent.parent.parent
 PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -325,3 +329,13 @@ def test_bad_input_gets_one_clear_message_and_no_folder(args, message, tmp_path,
 def test_another_recipe_in_the_same_folder_is_refused(undisturbed):
     wrong = optg("train", *SMALL, "--lr", "0.01", folder=undisturbed)
     assert wrong.returncode == 2 and "lr = 0.01" in wrong.stderr and "give another --output" in wrong.stderr
+
+
+def test_data_may_have_moved_since(tmp_path):
+    folder = RunFolder(tmp_path)
+    before, after = Plan(Recipe(folder="/here")), Plan(Recipe(folder="/there"))
+    (tmp_path / "recipe.toml").write_text(recipe.dump(before))
+    refuse_other_plan(after, folder)
+    after.recipe.lr = 0.3
+    with pytest.raises(recipe.RecipeError, match=r"\(lr = 0.3 is new\)"):
+        refuse_other_plan(after, folder)

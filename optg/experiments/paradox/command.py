@@ -1,7 +1,9 @@
 """`optg paradox`: its options, what it measures them on, and what it shows."""
 
+import copy
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,9 +61,13 @@ def paradox(options: Paradox) -> None:
     for option, least in limits.items():
         if getattr(options, option) < least:
             raise ValueError(f"--{option.replace('_', '-')} is {getattr(options, option)}; expected at least {least}")
+    if not 0 < options.lr < math.inf:
+        raise ValueError(f"--lr is {options.lr:g}; expected a number above 0")
     with start("none", options.device) as parallel:
         data, model, scores = load(options, parallel.device)
-        subject = Subject(model, loss, take(data, options.batches))
+        batches = take(data, options.batches)
+        refuse_other_data(model, batches[0], options)
+        subject = Subject(model, loss, batches)
         counts = options.counts or powers(subject.size)
         if bad := [count for count in counts if not 1 <= count < subject.size]:
             raise ValueError(f"--counts has {bad[0]}; expected 1 to {subject.size - 1}: the model has {subject.size} weights")
@@ -77,7 +83,8 @@ def paradox(options: Paradox) -> None:
         source = "its checkpoint's scores" if scores else f"scores of {options.accumulate} steps on frozen weights"
         console.print(
             f"{options.what}: {subject.size:,} weights, loss {subject.whole:.4f} on {options.batches} batches of "
-            f"{options.batch_size}; optg by {source}", highlight=False, soft_wrap=True,
+            f"{options.batch_size}" + (f"; optg by {source}" if "optg" in options.criteria else ""),
+            highlight=False, soft_wrap=True,
         )  # fmt: skip
         chosen = criteria(options, scores, further)
         measured = measure(
@@ -91,6 +98,19 @@ def paradox(options: Paradox) -> None:
     (folder / "paradox.jsonl").write_text("\n".join(lines) + "\n")
     draw(rows, Path(options.what).name, options.steps, folder / "paradox.png")
     console.print(f"{folder / 'paradox.jsonl'}, {folder / 'paradox.png'}", highlight=False, soft_wrap=True)
+
+
+def refuse_other_data(model: "nn.Module", batch: "tuple[Tensor, Tensor]", options: Paradox) -> None:
+    import torch
+
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).eval()(batch[0])
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        shape, said = tuple(batch[0].shape[1:]), str(error).splitlines()[0]
+        raise ValueError(f"{options.what} cannot take what the data has, {shape}: {said}") from None
 
 
 def loss(model: "nn.Module", batch: "tuple[Tensor, Tensor]") -> "Tensor":
@@ -123,14 +143,18 @@ def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] 
     if not path.is_dir():
         return data, models.build(options.what, data.classes).to(device), None
     if (home / "summary.json").is_file():
-        known = json.loads((home / "summary.json").read_text())
-        if (known["classes"], tuple(known["shape"])) != (data.classes, tuple(data.shape)):
+        try:
+            known = json.loads((home / "summary.json").read_text())
+            classes, shape = known["classes"], tuple(known["shape"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{home / 'summary.json'} is damaged: delete it, and `optg train` ends the run again") from None
+        if (classes, shape) != (data.classes, tuple(data.shape)):
             raise ValueError(
                 f"{name} has {data.classes} classes of {tuple(data.shape)}; expected what the run was trained on: "
-                f"{known['classes']} classes of {tuple(known['shape'])}"
+                f"{classes} classes of {shape}"
             )
     plan, model = reopen(path, data.classes)
-    scores = saved(path, model) if plan.method == "optg" else None
+    scores = saved(path, model) if plan.method == "optg" and "optg" in options.criteria else None
     return data, model.to(device), scores
 
 
@@ -186,8 +210,8 @@ def table(rows: "Sequence[Row]", options: Paradox) -> Table:
     made.box, made.pad_edge, made.padding = None, False, (0, 1, 0, 0)  # so that it fits 80 columns
     made.caption = (
         "predicted: −Σ g·w; true: the loss without them less the loss with them; tuned: the same after "
-        f"{options.steps} steps of training of the rest. One weight of them, in the mean of {options.samples}: alone, the "
-        "others in place (Eq. 7); among, the others removed and the rest trained (Eq. 8); gap: |Eq. 8 − Eq. 7|."
+        f"{options.steps} steps of training of the rest. One weight of them, in the mean of {options.samples} or all: alone, "
+        "the others in place (Eq. 7); among, the others removed and the rest trained (Eq. 8); gap: |Eq. 8 − Eq. 7|."
     )
     made.add_column("criterion")
     for column in ("removed", "share", "predicted", "true", "tuned", "alone", "among", "gap"):

@@ -71,7 +71,7 @@ def accumulated_scores(further: Callable[[], Iterable[Any]], steps: int, rounds:
         batches, alpha = iter(further()), default_alpha(rounds)
         in_training(model)
         for k in range(1, rounds + 1):
-            for batch in itertools.islice(batches, math.ceil(steps / rounds)):
+            for batch in itertools.islice(batches, math.ceil(steps * k / rounds) - math.ceil(steps * (k - 1) / rounds)):
                 with torch.enable_grad():
                     value = subject.loss(model, batch)
                 grads = torch.autograd.grad(value, layers, allow_unused=True, materialize_grads=True)
