@@ -212,13 +212,13 @@ def test_nan_is_refused_when_the_gpu_has_met_it():
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs CUDA")
-@pytest.mark.parametrize("method", ["dnw", "supermask", "optg", "str", "rigl"])
+@pytest.mark.parametrize("method", ["dnw", "supermask", "optg", "str", "rigl", "gmp", "set", "dpf", "feather", "st3-sigma"])
 def test_a_step_is_captured_right_after_a_cut(method):
     batch, models = images_and_labels(), []
     for captured in (False, True):
         model = network(torch.float32)
         optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.05, device=DEVICE), momentum=0.9, fused=True)
-        options = {"every": 3} if method in ("optg", "rigl") else {}
+        options = {"initial": -5.0} if method == "str" else {"every": 3} if hasattr(METHODS[method], "every") else {}
         sparsifier = optg.sparsify(model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=1, steps_per_epoch=30)
         graph = None
         while sparsifier.clock.step < 20:
