@@ -61,7 +61,8 @@ def main() -> None:
                 options = f"--recipe {args.recipe} --method {method} --epochs {args.epochs} --batch-size {args.batch_size}"
                 with tempfile.TemporaryDirectory() as folder:
                     speed, seconds = train(Path(folder), [*options.split(), "--folder", args.folder], count)
-                what = f"{speed * args.batch_size:9,.0f} images/s together" if speed == speed else "no whole epoch in common"
+                images = f"{speed * args.batch_size:9,.0f} images/s together"
+                what = "no whole epoch in common" if math.isnan(speed) else images
                 print(f"{method:8} {count} runs  {what}  {seconds:6.1f} s with start", flush=True)
 
 

@@ -25,10 +25,14 @@ def batches(count: int, size: int = 16, seed: int = 0, dtype: torch.dtype = torc
     ]
 
 
+def entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
     """The loop body of any user: nothing in it knows of sparsity."""
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss = entropy(model, batch)
     loss.backward()
     optimizer.step()
     return loss.item()

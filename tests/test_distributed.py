@@ -19,7 +19,7 @@ import optg
 from optg.methods import METHODS
 from optg.ranking import Shards, keep_top
 from tests.methods.test_contract import EPOCHS, STEPS, short
-from tests.small import batches, convnet, step
+from tests.small import batches, convnet, entropy, step
 
 
 def net() -> nn.Module:
@@ -48,7 +48,7 @@ def train(name: str, wrapper: str, data, until: int = EPOCHS * STEPS):
     data = [(x[rank::world], y[rank::world]) for x, y in data]
     sparsifier = optg.sparsify(
         model, optimizer, short(name), sparsity=sparsity, epochs=EPOCHS, steps_per_epoch=STEPS,
-        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), batches=data,
+        loss=entropy, batches=data,
     )  # fmt: skip
     for batch in data[:until]:
         step(model, optimizer, batch)

@@ -9,7 +9,8 @@ from torch import nn
 import optg
 from optg import ranking
 from optg.data import augment
-from optg.methods import METHODS
+from optg.methods import METHODS, Method
+from tests.small import entropy
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not torch.cuda.is_available() and not INTERPRETED:
@@ -28,10 +29,16 @@ def images_and_labels(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor,
     return torch.randn(8, 3, 8, 8, device=DEVICE, dtype=dtype), torch.arange(8, device=DEVICE) % 5
 
 
+def short(method: str, every: int) -> Method:
+    """A method as in a run of 30 steps: it cuts every so many, and STR's threshold begins among the weights."""
+    options = {"initial": -5.0} if method == "str" else {"every": every} if hasattr(METHODS[method], "every") else {}
+    return METHODS[method](**options)
+
+
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
     """`tests.small.step` without a look at the loss, which would wait for the GPU."""
     optimizer.zero_grad()
-    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    entropy(model, batch).backward()
     optimizer.step()
 
 
@@ -42,7 +49,7 @@ def train(method: str, plain: bool, dtype: torch.dtype = torch.float32, steps: i
     options = {"every": 2} if hasattr(METHODS[method], "every") else {}
     sparsifier = optg.sparsify(
         model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=4, steps_per_epoch=steps // 4,
-        loss=lambda m, batch: nn.functional.cross_entropy(m(batch[0]), batch[1]), batches=[batch] * 20,
+        loss=entropy, batches=[batch] * 20,
     )  # fmt: skip
     if plain:
         sparsifier.weights.tables = None
@@ -174,8 +181,7 @@ def test_a_step_never_waits_for_the_gpu(method):
     model = network(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     batch = images_and_labels()
-    options = {"initial": -5.0} if method == "str" else {"every": 2} if hasattr(METHODS[method], "every") else {}
-    sparsifier = optg.sparsify(model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=1, steps_per_epoch=30)
+    sparsifier = optg.sparsify(model, optimizer, short(method, 2), sparsity=0.8, epochs=1, steps_per_epoch=30)
     try:
         for taken in range(20):
             torch.cuda.set_sync_debug_mode("error" if taken > 4 else "default")
@@ -218,8 +224,7 @@ def test_a_step_is_captured_right_after_a_cut(method):
     for captured in (False, True):
         model = network(torch.float32)
         optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.05, device=DEVICE), momentum=0.9, fused=True)
-        options = {"initial": -5.0} if method == "str" else {"every": 3} if hasattr(METHODS[method], "every") else {}
-        sparsifier = optg.sparsify(model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=1, steps_per_epoch=30)
+        sparsifier = optg.sparsify(model, optimizer, short(method, 3), sparsity=0.8, epochs=1, steps_per_epoch=30)
         graph = None
         while sparsifier.clock.step < 20:
             if not captured or sparsifier.clock.step < 9 or not sparsifier.capturable:

@@ -120,6 +120,11 @@ class Cell:
     runs: list[Run]
     paper: Figure | None
 
+    @property
+    def paper_sparsity(self) -> float:
+        """In %, where the paper has a figure."""
+        return self.paper.sparsity if self.paper and self.paper.sparsity else 100 * (self.sparsity or 0.0)
+
 
 @dataclass
 class Experiment:
@@ -179,8 +184,6 @@ def load(name: str, choice: Choice | None = None) -> Experiment:
     refuse(name, said, choice)
     made = Experiment(name, said["title"], notes=list(said.get("notes", ())), curves=said.get("curves"))
     if made.curves:
-        if any((choice.on, choice.only, choice.columns, choice.sparsity, choice.seeds, choice.settings)):
-            raise ValueError(f"{name} is drawn, not trained; it takes none of the options that choose runs or change them")
         return made
     places = list(said["on"])
     for place in choice.on:
@@ -202,6 +205,9 @@ def load(name: str, choice: Choice | None = None) -> Experiment:
 
 def refuse(name: str, said: dict[str, Any], choice: Choice) -> None:
     """What an experiment cannot do, rather than do something else."""
+    given = choice.on, choice.only, choice.columns, choice.sparsity, choice.seeds, choice.settings
+    if "curves" in said and any(given):
+        raise ValueError(f"{name} is drawn, not trained; it takes none of the options that choose runs or change them")
     for key, instead in (("sparsity", "--sparsity"), ("seed", "--seeds")):
         if key in choice.settings:
             raise ValueError(f"--set {key}: expected {instead}, which the tables know of")
@@ -272,16 +278,12 @@ def cell_of(said: dict[str, Any], place: str, row: dict[str, Any], column: dict[
         tries = row.get("any", [{}])
         for tried in tries.get(place, [{}]) if isinstance(tries, dict) else tries:
             runs.append(make_run(base["recipe"], method, given, {**options, **tried}, needs))
-    figure = paper_figure(said, place, row, label, 0.0 if never else wanted)
+    figure = paper_figure(said, base, place, row, label, 0.0 if never else wanted)
     if said.get("paper") and place == "imagenet" and figure is None and not choice.sparsity:
         return []
     if {"model", "data", "epochs"} & choice.settings.keys() or (choice.sparsity and "sparsity" not in column and not never):
         figure = None  # of something else
     return [Cell(place, row["label"], "" if never else label, None if never else wanted / 100, runs, figure)]
-
-
-def merged(key: str, *declared: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for one in declared for name, value in one.get(key, {}).items()}
 
 
 def make_run(recipe: str, method: str, settings: dict[str, Any], options: dict[str, Any], needs: Run | None = None) -> Run:
@@ -314,16 +316,17 @@ def in_steps(value: Any, recipe: Recipe) -> Any:
     return int(match[1]) * (images // recipe.batch_size)
 
 
-def paper_figure(said: dict[str, Any], place: str, row: dict[str, Any], label: str, sparsity: float) -> Figure | None:
+def paper_figure(
+    said: dict[str, Any], base: dict[str, Any], place: str, row: dict[str, Any], label: str, sparsity: float
+) -> Figure | None:
     """The paper's figure for a cell: the row's own, or the nearest point of the table that the experiment names."""
     own = row.get("paper", {}).get(place)
     if isinstance(own, dict):
         own = own.get(label)
     if own is not None:
         return Figure(own)
-    base = contents()["bases"][said["on"][place]]
-    declared = {**dataclasses.asdict(own_plan(base["recipe"]).recipe), **base.get("settings", {})}
-    wanted = (said.get("paper"), declared["model"], declared["data"])
+    recipe, changed = own_plan(base["recipe"]).recipe, base.get("settings", {})
+    wanted = (said.get("paper"), changed.get("model", recipe.model), changed.get("data", recipe.data))
     table = next((t for t in tables() if (t.name, t.model, t.data) == wanted), None)
     points = [p for p in table.points if p.method == row["method"]] if table else []
     point = min(points, key=lambda p: abs(p.sparsity - sparsity / 100), default=None)

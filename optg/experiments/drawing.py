@@ -44,7 +44,7 @@ def draw_accuracy(experiment: Experiment, known: Summaries, folder: Path) -> Pat
         if line.summaries:
             rows.setdefault(where, []).append((100 * line.mean("sparsity"), line.accuracy))
         if paper:
-            theirs.setdefault(where, []).append((paper.sparsity or 100 * (line.cell.sparsity or 0.0), paper.accuracy))
+            theirs.setdefault(where, []).append((line.cell.paper_sparsity, paper.accuracy))
     if not rows:
         return None
     picture = Picture(figsize=(6, 4.2), layout="constrained")

@@ -1,6 +1,5 @@
 """Summaries of runs, kept beyond the runs: one a line in results/*.jsonl."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -10,6 +9,8 @@ from typing import Any
 from optg.experiments.declaration import key_of
 
 Summaries = dict[str, dict[str, Any]]  # by what makes a run what it is
+KINDS: dict[str, Any] = {"settings": dict, "method": str, "options": dict}  # of what a table needs of a summary
+KINDS |= dict.fromkeys(("accuracy", "sparsity", "flops", "seconds"), (int, float))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -34,9 +35,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def checked(row: Any, where: str) -> dict[str, Any]:
-    kinds = {"settings": dict, "method": str, "options": dict}
-    numbers = dict.fromkeys(("accuracy", "sparsity", "flops", "seconds"), (int, float))
-    for key, kind in (kinds | numbers).items():
+    for key, kind in KINDS.items():
         if not isinstance(row, dict) or not isinstance(row.get(key), kind):
             raise ValueError(f"{where} has no {key!r} as a run's summary.json has it; expected such a summary")
     return row
@@ -51,12 +50,12 @@ def append(path: Path, summary: dict[str, Any]) -> bool:
             return False
         file.seek(0)
         text = file.read()
-        end = text.rfind(b"\n") + 1
-        try:
-            json.loads(text[end:] or b"0")
-            file.write(b"\n" if text[end:] else b"")
-        except ValueError:
-            file.truncate(end)
+        if last := text[text.rfind(b"\n") + 1 :]:
+            try:
+                json.loads(last)
+                file.write(b"\n")
+            except ValueError:
+                file.truncate(len(text) - len(last))
         file.write(json.dumps(summary, ensure_ascii=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -69,15 +68,18 @@ def beside(path: Path | None) -> Summaries:
         return {}
     if path.suffix != ".jsonl":
         raise ValueError(f"--record is {path}; expected a file whose name ends in .jsonl")
-    return within(path.parent) | {key_of(row): row for row in read(path)}
+    return within(path.parent, path)
 
 
-def within(folder: Path) -> Summaries:
-    """The runs of all records in a folder; what is no record there is passed over."""
+def within(folder: Path, named: Path | None = None) -> Summaries:
+    """The runs of all records in a folder; what is no record there is passed over, unless it was named as one."""
     found: Summaries = {}
     for path in sorted(folder.glob("*.jsonl")):
-        with contextlib.suppress(ValueError, OSError):
+        try:
             found |= {key_of(row): row for row in read(path)}
+        except (ValueError, OSError):
+            if path == named:
+                raise
     return found
 
 

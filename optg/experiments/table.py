@@ -39,7 +39,7 @@ class Line:
         paper = self.cell.paper
         if not paper or not self.summaries:
             return None
-        theirs = 1 - (paper.sparsity / 100 if paper.sparsity else self.cell.sparsity or 0.0)
+        theirs = 1 - self.cell.paper_sparsity / 100
         return self.accuracy - paper.accuracy if abs(1 - self.mean("sparsity") - theirs) <= SAME * theirs else None
 
 

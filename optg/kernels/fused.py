@@ -6,7 +6,7 @@ model. Each entry is read and written once, in wide words; `optg.weights` and `o
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,10 +112,15 @@ def alike(tensors: Sequence[Tensor]) -> bool:
     return all(t.stride() == first.stride() for t in tensors)
 
 
+def gpu_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current GPU: make it the tensor's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
 def launch(kernel: Any, table: Table, *args: Any, **constants: Any) -> None:
     programs, tensors = table.blocks.shape[1], table.addresses.shape[1]
     if programs:
-        with torch.cuda.device(table.blocks.device) if table.blocks.is_cuda else nullcontext():
+        with gpu_of(table.blocks):
             kernel[(programs,)](
                 table.blocks, table.addresses, programs, tensors, *args, ALIGN=table.align, BLOCK=BLOCK, STEP=STEP, **constants
             )
@@ -392,7 +397,7 @@ def tally(bins, total, digit, here, BITS: tl.constexpr, STEP: tl.constexpr):
 def narrow(counts: Tensor, prefixes: Tensor, ranks: Tensor) -> Sequence[Tensor]:
     """`optg.ranking.narrow` in one launch."""
     found, digits = torch.empty(3, *prefixes.shape, dtype=torch.int64, device=counts.device), counts.shape[1]
-    with torch.cuda.device(counts.device) if counts.is_cuda else nullcontext():
+    with gpu_of(counts):
         _narrow[(len(counts),)](counts, prefixes, ranks, found, len(counts), DIGITS=digits, STEP=min(digits, 1024))
     return found.unbind()
 
@@ -469,7 +474,7 @@ def _count_ties(
     layer, start, length = place(blocks, programs, ALIGN)
     group = layer if EACH else layer * 0
     if tl.load(split + group) != 0:
-        scores = block(addresses, tensors, 1, layer, start, TYPE, 1)
+        scores = block(addresses, tensors, 1, layer, start, TYPE, 1)  # four entries of a thread would double the code
         threshold, prefix = tl.load(thresholds + group), tl.load(prefixes + group)
         bins = counts + (group << BITS)
         for i in range(0, BLOCK, STEP):
@@ -538,7 +543,7 @@ def crop_and_flip(
     _, channels, height, width = images.shape
     out = torch.empty(len(index), channels, height, width, device=images.device, memory_format=torch.channels_last)
     size = channels * height * width
-    with torch.cuda.device(images.device) if images.is_cuda else nullcontext():
+    with gpu_of(images):
         _crop_and_flip[(len(index), triton.cdiv(size, 1024))](
             images, index, top, left, flip, mean, std, out, pad, channels, height, width, 1024
         )

@@ -11,7 +11,7 @@ from torch import nn
 from optg.experiments.paradox import criteria
 from optg.experiments.paradox.command import Paradox, paradox, powers
 from optg.experiments.paradox.measure import Subject, measure
-from tests.small import batches, convnet
+from tests.small import batches, convnet, entropy
 
 
 def linear(*weights: float) -> nn.Linear:
@@ -22,10 +22,6 @@ def linear(*weights: float) -> nn.Linear:
 
 def squared(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return (model(batch[0]).squeeze(1) - batch[1]).square().mean()
-
-
-def entropy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def rows(subject, chosen, counts, further=(), steps=0, lr=0.1, samples=8):

@@ -11,7 +11,7 @@ from torch import nn
 import optg
 from optg.methods import METHODS
 from optg.ranking import zeros_at
-from tests.small import batches, convnet, step
+from tests.small import batches, convnet, entropy, step
 
 EPOCHS, STEPS = 5, 4
 OPTIMIZERS = {
@@ -35,7 +35,7 @@ def attach(name: str, sparsity: float = 0.9, model: nn.Module | None = None, opt
         model = convnet()
     opt = OPTIMIZERS[optimizer](model.parameters())
     target = 0.0 if name == "dense" else sparsity
-    data = {"loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), "batches": batches(3, seed=7)}
+    data = {"loss": entropy, "batches": batches(3, seed=7)}
     return model, opt, optg.sparsify(model, opt, short(name), sparsity=target, epochs=EPOCHS, steps_per_epoch=STEPS, **data)
 
 

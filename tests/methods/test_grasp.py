@@ -11,6 +11,7 @@ import optg
 from optg.methods import GraSP
 from optg.probe import Probe
 from optg.weights import SparseWeights, find_prunable
+from tests.small import entropy as loss
 
 
 def two_layers() -> nn.Sequential:
@@ -21,10 +22,6 @@ def two_layers() -> nn.Sequential:
 def data(*sizes: int) -> list:
     g = torch.Generator().manual_seed(1)
     return [(torch.randn(n, 3, generator=g).double(), torch.randint(2, (n,), generator=g)) for n in sizes]
-
-
-def loss(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def attach(model, method, sparsity=0.5, loss=loss, **given):

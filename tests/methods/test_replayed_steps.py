@@ -6,13 +6,9 @@ from torch import nn
 
 import optg
 from optg.methods import METHODS
-from tests.small import batches, convnet
+from tests.small import batches, convnet, entropy
 
 EPOCHS, STEPS, EAGER = 4, 12, 4
-
-
-def entropy(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(name: str, replayed: bool, monkeypatch) -> tuple[optg.Sparsifier, nn.Module, int]:

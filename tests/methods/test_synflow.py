@@ -13,10 +13,7 @@ from optg.probe import Probe
 from optg.ranking import zeros_at
 from optg.weights import SparseWeights, find_prunable
 from tests.small import batches, convnet
-
-
-def loss(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+from tests.small import entropy as loss
 
 
 def attach(model, method, sparsity, batch, loss=loss):

@@ -1,6 +1,5 @@
 """`optg paradox`: its options, what it measures them on, and what it shows."""
 
-import copy
 import dataclasses
 import json
 import math
@@ -103,9 +102,11 @@ def paradox(options: Paradox) -> None:
 def refuse_other_data(model: "nn.Module", batch: "tuple[Tensor, Tensor]", options: Paradox) -> None:
     import torch
 
+    from optg.probe import undisturbed
+
     try:
-        with torch.no_grad():
-            copy.deepcopy(model).eval()(batch[0])
+        with undisturbed(model), torch.no_grad():
+            model.eval()(batch[0])
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -127,7 +128,7 @@ def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] 
     from optg import models
     from optg.training import recipe
     from optg.training.checkpoint import is_checkpoint
-    from optg.training.run import reopen
+    from optg.training.run import inputs_of, reopen
 
     path, name, folder = Path(options.what), options.data, options.folder
     if path.is_dir():
@@ -143,11 +144,7 @@ def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] 
     if not path.is_dir():
         return data, models.build(options.what, data.classes).to(device), None
     if (home / "summary.json").is_file():
-        try:
-            known = json.loads((home / "summary.json").read_text())
-            classes, shape = known["classes"], tuple(known["shape"])
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{home / 'summary.json'} is damaged: delete it, and `optg train` ends the run again") from None
+        classes, shape = inputs_of(home)
         if (classes, shape) != (data.classes, tuple(data.shape)):
             raise ValueError(
                 f"{name} has {data.classes} classes of {tuple(data.shape)}; expected what the run was trained on: "
