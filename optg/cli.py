@@ -174,7 +174,7 @@ def recipes(name: Annotated[str, tyro.conf.Positional] = "") -> None:
 
 
 def reproduce(options: Annotated[Reproduce, tyro.conf.arg(name="")]) -> None:
-    """Run one of the paper's tables or figures, and print our figures beside its: optg reproduce cifar --jobs 6
+    """Run some of the paper's tables and figures, and print our figures beside its: optg reproduce cifar --jobs 6
 
     Runs that have ended are not run again; the same command goes on where it was.
     """

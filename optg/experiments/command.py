@@ -14,14 +14,15 @@ from rich.table import Table
 from optg.terminal import wide_console
 
 if TYPE_CHECKING:
-    from optg.experiments.declaration import Choice
+    from optg.experiments.declaration import Choice, Experiment
+    from optg.experiments.record import Summaries
 
 Flag = tyro.conf.FlagCreatePairsOff
 
 
 @dataclass
 class Reproduce:
-    name: Annotated[str, tyro.conf.Positional] = ""  # of the experiment
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME …")] = ()  # several share the jobs
     list: Annotated[bool, Flag] = False  # all experiments, with the number of their runs and what they cost
     table: Annotated[bool, Flag] = False  # only print the table of what is there already
     plan: Annotated[bool, Flag] = False  # only print the commands of the runs, in their order
@@ -45,33 +46,40 @@ class Reproduce:
 
 
 def reproduce(options: Reproduce) -> int:
-    """Run what is left to run of an experiment and print its table. Returns the exit status."""
+    """Run what is left to run of experiments and print their tables. Returns the exit status."""
     console = wide_console()
     if options.results:
         from optg.experiments.results import write
 
         write(options.results)
         return 0
-    if options.list or not options.name:
+    if options.list or not options.names:
         console.print(overview(options))
         return 0
     from optg.experiments import declaration, record
-    from optg.experiments.table import table
 
-    experiment = declaration.load(options.name, choice(options))
+    experiments = [declaration.load(name, choice(options)) for name in dict.fromkeys(options.names)]
+    runs = list({one.key: one for experiment in experiments for one in experiment.runs}.values())
     if options.plan:
-        for one in experiment.runs:
+        for one in runs:
             print(shlex.join(["optg", *one.arguments, "--output", str(options.output / one.name)]))
         return 0
+    status = run(options, runs, console) if runs and not options.table else 0
+    known = record.known(options.output, record.beside(options.record)) if runs else {}
+    for experiment in experiments:
+        show(experiment, known, options, console)
+    return status
+
+
+def show(experiment: "Experiment", known: "Summaries", options: Reproduce, console: Console) -> None:
+    """Its table of what is known, and its picture where it has one."""
+    from optg.experiments.table import table
+
     if experiment.curves:
         from optg.experiments.drawing import draw_schedules
 
         console.print(f"{experiment.title}: {draw_schedules(experiment.curves, options.output)}", soft_wrap=True)
-        return 0
-    status = 0
-    if not options.table:
-        status = run(options, experiment.runs, console)
-    known = record.known(options.output, record.beside(options.record))
+        return
     console.print(table(experiment, known))
     for note in experiment.notes:
         console.print(f"- {note}", highlight=False, markup=False)
@@ -80,7 +88,6 @@ def reproduce(options: Reproduce) -> int:
 
         drawn = draw_accuracy(experiment, known, options.output)
         console.print(drawn or "no run has ended yet: nothing is drawn", soft_wrap=True)
-    return status
 
 
 def run(options: Reproduce, runs: list[Any], console: Console) -> int:

@@ -148,7 +148,7 @@ def test_a_run_that_another_process_began_in_the_same_moment_has_not_failed(tmp_
 
 
 def test_time_may_be_limited_in_this_process_too(tmp_path):
-    options = Reproduce("cifar", epochs=500, minutes=0.05, only=("gmp", "optg"), columns=("95",), output=tmp_path, **SMALL)
+    options = Reproduce(("cifar",), epochs=500, minutes=0.05, only=("gmp", "optg"), columns=("95",), output=tmp_path, **SMALL)
     started = time.monotonic()
     assert reproduce(options) == 130 and time.monotonic() - started < 60
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
@@ -198,7 +198,7 @@ SMALL = {"model": "digits", "data": "synthetic:1x8x8:10:256", "set": ("batch_siz
 
 def test_the_whole_of_tab_1_in_one_epoch(tmp_path, capsys):
     """The machinery of `optg reproduce cifar` on a small model: every method trains, is recorded and stands in the table."""
-    options = Reproduce("cifar", epochs=1, output=tmp_path / "runs", record=tmp_path / "a.jsonl", **SMALL)
+    options = Reproduce(("cifar",), epochs=1, output=tmp_path / "runs", record=tmp_path / "a.jsonl", **SMALL)
     assert reproduce(options) == 0
     said = capsys.readouterr().out
     summaries = record.read(tmp_path / "a.jsonl")
@@ -215,11 +215,25 @@ def test_the_whole_of_tab_1_in_one_epoch(tmp_path, capsys):
     assert reproduce(options) == 0 and "done before" not in capsys.readouterr().out
 
 
+def test_several_experiments_share_their_runs_and_jobs(tmp_path, capsys):
+    names = ("budgets", "alpha", "schedules", "budgets")
+    with pytest.raises(ValueError, match="schedules is drawn"):
+        reproduce(Reproduce(names, epochs=80, output=tmp_path, **SMALL))
+    options = Reproduce(names[:2], output=tmp_path, **{**SMALL, "data": "synthetic:1x8x8:10:64"})
+    assert reproduce(options) == 0
+    said = capsys.readouterr().out
+    assert "6 runs, 0 done before" in said  # 4 + 3, and OptG with its own α is in both
+    assert said.index("Tab. A3") < said.index("Tab. A4")
+    assert reproduce(Reproduce(("alpha", "schedules", "alpha"), output=tmp_path, table=True)) == 0
+    said = capsys.readouterr().out
+    assert said.count("Tab. A4") == 1 and "schedules.png" in said
+
+
 def test_masks_are_trained_on_the_weights_of_a_trained_model(tmp_path):
     from safetensors.torch import load_file
 
     choice = {"epochs": 2, "output": tmp_path / "runs", "sparsity": (0.9,), "only": ("trained weights",)}
-    assert reproduce(Reproduce("supermasks", **choice, **SMALL)) == 0
+    assert reproduce(Reproduce(("supermasks",), **choice, **SMALL)) == 0
     dense, trained = sorted((tmp_path / "runs").glob("*seed0"), key=lambda path: "trained" in path.name)
     before, after = load_file(dense / "model.safetensors"), load_file(trained / "model.safetensors")
     name = "4.weight"
@@ -230,7 +244,7 @@ def test_masks_are_trained_on_the_weights_of_a_trained_model(tmp_path):
 
 
 def test_what_cannot_run_fails_with_its_reason(tmp_path, capsys):
-    options = Reproduce("dormant-decay", output=tmp_path / "runs", **{**SMALL, "data": "synthetic:nonsense"})
+    options = Reproduce(("dormant-decay",), output=tmp_path / "runs", **{**SMALL, "data": "synthetic:nonsense"})
     assert reproduce(options) == 1
     assert "unknown dataset 'synthetic:nonsense'" in capsys.readouterr().out
 
