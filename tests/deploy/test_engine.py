@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,7 @@ class Any_tile(Tuner):
     used: set[tuple[Any, ...]] = set()  # noqa: RUF012
     parts: set[int] = set()  # noqa: RUF012
 
-    def choose(self, step: Any, op: Any, source: Any, output: Any, added: Any, arena: int, strip: int | None) -> Any:
-        layer = Layer(step, op, source, output, added, self.library, strip)
+    def choose(self, layer: Layer, arena: int) -> Any:
         tiling = self.random.choice(layer.candidates())._replace(outside=self.random.random() < 0.5)
         self.used.add((*tiling[:3], layer.stride[1]))
         self.parts.add(tiling.parts)
@@ -230,10 +230,52 @@ def test_the_same_bits_for_any_number_of_threads(poisoned: None) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_net_cut_anywhere(isa: str, poisoned: None) -> None:
+    """In groups of as many images as there are lanes, of one, and of half as many, which have two lanes each."""
     made = small_net()
-    x = torch.randn(33, 3, 11, 11)
-    for cut in range(11):
-        assert difference(made, 1, isa, x, cut=cut) < 1e-5
+    for batch, cut in product((33, 24, 12, 2), range(11)):
+        assert difference(made, 1, isa, torch.randn(batch, 3, 11, 11), cut=cut) < 1e-5, (batch, cut)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_two_windows_on_one_value(isa: str, poisoned: None) -> None:
+    """One leaves out the padding, the other wants some of it, less than the first would."""
+    torch.manual_seed(7)
+    for first, second, batch in product([(3, 3), (1, 3), (3, 1)], [(1, 3), (3, 1), (3, 3)], (1, 8, 16)):
+        weights = {"v": torch.randn(6, 6, *first) * (torch.rand(6, 6, *first) < 0.1), "w": torch.randn(6, 6, *second)}
+        nodes = [
+            Node(name, "aten.conv2d.default", (Ref("x"), Ref(w), None, [1, 1], [k // 2 for k in size], [1, 1], 1))
+            for name, w, size in (("a", "v", first), ("b", "w", second))
+        ]
+        nodes.append(Node("s", "aten.add.Tensor", (Ref("a"), Ref("b"))))
+        made = graph(nodes, Ref("s"), weights, (6, 4, 4))
+        assert difference(made, 1, isa, torch.randn(batch, 6, 4, 4), cut=0) < 1e-5, (first, second, batch)
+
+
+@pytest.mark.parametrize("padding", [(1, 0), (0, 1), (1, 1)])
+def test_one_pixel_and_padding_in_every_tile(padding: tuple[int, int]) -> None:
+    torch.manual_seed(8)
+    node = Node("c", "aten.conv2d.default", (Ref("x"), Ref("w"), None, [1, 1], list(padding), [1, 1], 1))
+    weight = torch.randn(8, 3, 1, 1)
+    for size, batch in product([(8, 8), (8, 4), (3, 5)], (1, 16)):
+        made, x = graph([node], Ref("c"), {"w": weight}, (3, *size)), torch.randn(batch, 3, *size)
+        exact = torch.nn.functional.conv2d(x.double(), weight.double(), padding=padding)
+        tried = 0
+        while True:
+            fast, count = compiled(made), 0
+
+            def choose(layer: Layer, arena: int, i: int = tried) -> Any:
+                nonlocal count
+                tilings = layer.candidates()
+                count = len(tilings)
+                layer.fill(tilings[i])
+                return tilings[i]
+
+            fast.tuner.choose = choose
+            fast.tuner.known_cut = lambda segment, images: 0
+            assert (fast(x) - exact).abs().max() < 1e-5, (size, batch, tried)
+            tried += 1
+            if tried == count:
+                break
 
 
 def test_every_kernel_had_its_turn() -> None:
@@ -251,10 +293,7 @@ def test_every_kernel_had_its_turn() -> None:
                 continue
             fast = compiled(made)
 
-            def choose(
-                step: Any, op: Any, source: Any, output: Any, added: Any, arena: int, strip: int | None, k: Any = kernel
-            ) -> Any:
-                layer = Layer(step, op, source, output, added, library, strip)
+            def choose(layer: Layer, arena: int, k: Any = kernel) -> Any:
                 tiling = Tiling(*k[:3])
                 used.update([k] if layer.possible(tiling) else [])
                 return layer.fill(tiling if layer.possible(tiling) else Tiling(1, 1, 1))

@@ -7,7 +7,7 @@ the caches; at `cut` the images are put side by side, each into its own lane.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from optg.deploy.engine.build import Library
 from optg.deploy.engine.layout import NO_HALO, Grid, Halo, Layout, best_grid
 from optg.deploy.engine.net import ACTIVATIONS, INFINITY, Concat, Conv, Mean, Op, Pair, Pointwise, Pool, Shape, Softmax
 from optg.deploy.engine.structs import ARENA, HANDED_IN, Section, Step, View
-from optg.deploy.engine.tune import Tiling, Tuner, can_be_framed
+from optg.deploy.engine.tune import Layer, Tiling, Tuner, can_be_framed
 
 PAGE = 4096
 SIDE_BY_SIDE = 8 << 20  # bytes of a value
@@ -95,6 +95,7 @@ class Program:
         self.touched: list[list[Place]] = []
         self.labels: list[tuple[Op | None, str]] = []
         self.tilings: dict[str, Tiling] = {}
+        self.framed: set[str] = set()  # outputs of convolutions whose taps leave out the padding
         self.border = 0
         uses = [self.layouts(op, self.at_once(i)) for i, op in enumerate(segment.ops)]
         for i, (op, use) in enumerate(zip(segment.ops, uses)):
@@ -203,6 +204,7 @@ class Program:
         ]
         framed = isinstance(op, Conv) and can_be_framed(op, source, shape, grid, self.library)
         if framed:  # its taps see no padding
+            self.framed.add(op.output)
             halo = NO_HALO
         fill = None
         if not framed and (any(halo) or any(beyond)):
@@ -289,13 +291,11 @@ class Program:
             for place in places:
                 step = self.add_step(structs.COPY, [place, source], None, "side by side")
                 place.born = 0
-                first = place.layout.offsets()[:, :, :1]
-                alone = Layout(
-                    place.layout.channels, place.layout.height, place.layout.width, Grid(1, 1, 1),
-                    place.layout.rows, place.layout.columns, 1,
-                )  # fmt: skip
+                grid = place.layout.grid._replace(images=1)
+                alone = replace(place.layout, grid=grid, lanes=grid.rows * grid.columns)  # the lanes of one image
+                first = place.layout.offsets()[:, :, : alone.lanes]
                 self.copy(step, place.layout, first, self.moved(source.layout, alone, place.every))
-                step.__dict__["lane"] = True
+                step.__dict__["lanes"] = alone.lanes
                 if place.layout.fill is not None:
                     finishes.append(place)
         self.border = len(self.steps)
@@ -434,7 +434,7 @@ class Program:
                 continue
             step.out = self.view(output)
             step.out.start += step.__dict__.get("channel", 0) * output.layout.channel
-            step.out.pass_ = 4 if step.__dict__.get("lane") else 0
+            step.out.pass_ = 4 * step.__dict__.get("lanes", 0)
             if inputs:
                 step.in_ = self.view(inputs[0])
             if len(inputs) > 1:
@@ -458,7 +458,8 @@ class Program:
             if isinstance(op, Conv):
                 source, output = places[1].layout, places[0].layout
                 added = places[2].layout if len(places) > 2 else None
-                self.tilings[op.output] = self.tuner.choose(step, op, source, output, added, arena, self.strips.get(i))
+                layer = Layer(step, op, source, output, added, self.library, self.strips.get(i), op.output in self.framed)
+                self.tilings[op.output] = self.tuner.choose(layer, arena)
 
     def chains(self) -> dict[int, int]:
         """Convolutions of one pixel that follow each other on large values, and the height of their strips."""

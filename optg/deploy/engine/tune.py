@@ -60,8 +60,9 @@ class Layer:
     """A convolution in its layouts, ready to be tiled."""
 
     def __init__(
-        self, step: Step, op: Conv, source: Layout, output: Layout, added: Layout | None, library: Library, strip: int | None
-    ) -> None:
+        self, step: Step, op: Conv, source: Layout, output: Layout, added: Layout | None, library: Library, strip: int | None,
+        framed: bool,
+    ) -> None:  # fmt: skip
         self.step, self.op, self.source, self.output, self.added, self.library = step, op, source, output, added, library
         self.weight = op.weight.astype(np.float32)
         self.stride = (step.stride_row, step.stride_column)
@@ -70,7 +71,9 @@ class Layer:
         self.flat = flat and op.window.kernel == (1, 1) and self.stride == (1, 1) and self.rows > 1
         self.made: dict[tuple[int, bytes, tuple[int, int]], tuple[np.ndarray, np.ndarray]] = {}
         self.unions: dict[int, float] = {}
-        self.framed = source.fill is None and any(op.window.padding)
+        self.framed = framed
+        # may tiles of one row or column leave out what sees only padding? Not where rows follow each other as one
+        self.trims = source.grid.rows == source.grid.columns == 1 and any(source.halo) and not self.flat and not framed
         self.strip = strip or self.rows  # rows of a strip
         edges = [*range(0, self.rows, self.strip), self.rows]
         self.row_strips, self.column_strips = edges, [0, self.columns]
@@ -91,7 +94,7 @@ class Layer:
         per_group = len(self.weight) // self.op.groups
         if tiling.channels > 1 and per_group % tiling.channels and self.op.groups > 1:
             return False
-        if tiling.channels > len(self.weight):
+        if tiling.channels > len(self.weight) or (tiling.trimmed and not self.trims):
             return False
         return all(self.kernel(c, h, w) >= 0 for c in {1, tiling.channels} for h in heights for w in widths)
 
@@ -109,7 +112,7 @@ class Layer:
         widths = {-(-columns // n) for n in range(1, columns + 1)} | {w for w in range(1, 29) if w <= columns}
         channels = {k.channels for k in self.library.kernels}
         found = {Tiling(c, h, w) for c in channels for h in heights for w in widths if c * h * w <= 28}
-        if self.source.grid.rows == self.source.grid.columns == 1 and any(self.source.halo):
+        if self.trims:
             found |= {tiling._replace(trimmed=True) for tiling in found if 1 in tiling[1:3]}
         found = {tiling for tiling in found if self.possible(tiling)}
         for tiling, size in product(list(found), PARTS):
@@ -274,13 +277,11 @@ class Tuner:
         self.known: dict[str, list[int]] = {}
         self.changed = False
         with contextlib.suppress(OSError, ValueError):
-            self.known = json.loads(self.path.read_text())
+            known = json.loads(self.path.read_text())
+            self.known = known if isinstance(known, dict) else {}
 
-    def choose(
-        self, step: Step, op: Conv, source: Layout, output: Layout, added: Layout | None, arena: int, strip: int | None
-    ) -> Tiling:
-        layer = Layer(step, op, source, output, added, self.library, strip)
-        signature = layer.signature
+    def choose(self, layer: Layer, arena: int) -> Tiling:
+        step, signature = layer.step, layer.signature
         remembered = self.known.get(signature)
         if remembered and len(remembered) == len(Tiling._fields):
             channels, rows, columns, trimmed, outside, parts = remembered
