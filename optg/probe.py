@@ -53,8 +53,9 @@ class Probe:
     def hessian_gradients(self, weights: SparseWeights, count: int, temperature: float) -> list[Tensor]:
         """H·g of the loss at outputs divided by the temperature: a second backward, through the product of g and a fixed g."""
         model, mine = bare(self.model), weights.parameters
-        # fused attention has no second derivative
-        with undisturbed(model), torch.enable_grad(), softened(model, temperature), sdpa_kernel(SDPBackend.MATH):
+        # fused attention has no second derivative, and compiled code has none either
+        eager, math = torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH)
+        with undisturbed(model), torch.enable_grad(), softened(model, temperature), math, eager:
             loss, batches = self.take(count)
             fixed = [torch.zeros_like(p) for p in mine]
             for batch in batches:
@@ -81,7 +82,7 @@ class Probe:
         mine = [named[name] for name in weights.names]
         with undisturbed(model), absolute(model):
             model.eval()
-            with torch.enable_grad():
+            with torch.enable_grad(), new_numbers_as(next(model.parameters())):
                 outputs = [x.sum() for x in tree_leaves(model(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
                 if not outputs:
                     raise ValueError(PAST_THE_MODEL)
@@ -178,6 +179,17 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 module._buffers[name] = buffer
                 if not torch.equal(buffer, saved):
                     buffer.copy_(saved)
+
+
+@contextmanager
+def new_numbers_as(parameter: Tensor) -> Iterator[None]:
+    """What a model creates in its forward pass has the type of its parameters, unless it names another."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(parameter.dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager

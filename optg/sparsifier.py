@@ -79,17 +79,18 @@ class Sparsifier:
         exclude: Pattern | Iterable[Pattern],
         probe: Probe,
     ) -> None:
-        if not 0 <= sparsity < 1:
-            raise ValueError(f"sparsity is {sparsity}; expected the share of weights to remove, at least 0 and below 1")
-        refuse_optimizer(optimizer)
+        if isinstance(sparsity, str) or not 0 <= sparsity < 1:
+            raise ValueError(f"sparsity is {sparsity!r}; expected the share of weights to remove, at least 0 and below 1")
         self.name, self.method = resolve(method)
+        refuse_optimizer(optimizer, self.method)
         parameters = find_prunable(model, None if include is None else as_tuple(include), as_tuple(exclude))
         refuse_parameters(parameters, optimizer)
         self.clock = clock
         self.optimizer = optimizer
-        self.weights = SparseWeights(parameters, optimizer, sparsity)
+        self.weights = SparseWeights(parameters, optimizer, float(sparsity))
         if self.weights.shards and not self.method.shardable:
             raise ValueError(f"{self.name} does not work on weights that FSDP2 has split; use DDP, or prune before fully_shard")
+        given = [v.clone() for v in self.weights.values]
         self.method.prepare(self.weights, clock, probe)
         self.method.set_time(clock)
         if self.method.keeps_pruned:
@@ -97,6 +98,7 @@ class Sparsifier:
         if type(self.method).effective is not Method.effective:
             self.weights.reshape, self.weights.soft = self.method.effective, self.method.soft
         self.weights.show_effective()
+        self._given = None if all(map(torch.equal, given, self.weights.values)) else (given, self._digest())
         self._collapsed: set[str] = set()
         self._warn_of_collapse()
         self._lr: dict[tuple[int, torch.device], Tensor] = {}
@@ -117,12 +119,13 @@ class Sparsifier:
         with torch.no_grad():
             self._close()
             self.weights.check()
-            args, kwargs = evaluate_closure(args, kwargs)
+            self._given = None
+            closure = Closure.of(args, kwargs)
             self._open = True
             self.weights.skipped = unscale(optimizer)
             self.weights.show_latent()
             self.method.after_backward(self.weights, self.clock, self._learning_rates())
-        return args, kwargs
+        return (args[:1], {**kwargs, "closure": closure.watching(optimizer)}) if closure else (args, kwargs)
 
     @torch.compiler.disable
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -255,13 +258,14 @@ class Sparsifier:
         """Like `torch.nn.utils.clip_grad_norm_` over the optimizer's parameters, with the norm of what they will receive.
 
         The gradients are dense, and most of their norm is of weights that are not there: at 98 % about 7 times the rest.
+        With GSM, whose weights are all there, it is the norm of all gradients.
         """
         self._close()
-        masks = dict(zip(self.weights.parameters, self.weights.masks))
+        masks, share = dict(zip(self.weights.parameters, self.weights.masks)), self.method.dormant_gradient
         moved = {p: local(p.grad) for p in owned(self.optimizer) if p.grad is not None}
         norms = []
         for p, grad in moved.items():
-            received = torch.where(masks[p], grad, grad * self.method.dormant_gradient) if p in masks else grad
+            received = torch.where(masks[p], grad, grad * share if share else 0.0) if p in masks else grad
             norms.append(
                 torch.linalg.vector_norm(received, norm_type, dtype=self.weights.state_dtype).to(self.weights.devices[0])
             )
@@ -281,7 +285,8 @@ class Sparsifier:
             if name not in others or others[name].shape != mask.shape:
                 raise ValueError(f"the other model has no {name} of shape {tuple(mask.shape)}; expected a copy of this model")
         for name, mask in self.masks.items():
-            blank(piece_of(others[name], mask), local(others[name]))
+            values = local(others[name])
+            blank(piece_of(others[name], mask).to(values.device), values)
 
     # ---- state
 
@@ -305,10 +310,14 @@ class Sparsifier:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state, whose model may have been wrapped or distributed otherwise."""
+        """Go on from a saved state, whose model may have been wrapped or distributed otherwise.
+
+        The model's own state may be loaded before `sparsify`, after it, or after this.
+        """
         self._close()
         current = self._state()
         refuse_state(state, current, free={kind for kind, values in self.method.state.items() if isinstance(values, dict)})
+        self._give_back()
         self.weights.watched.clear()  # of masks that go now
         for kind, values in current["tensors"].items():
             if isinstance(self.method.state.get(kind), dict):
@@ -320,6 +329,18 @@ class Sparsifier:
         self.clock.step = state["step"]
         self.method.set_time(self.clock)
         self.weights.show_effective()
+
+    def _give_back(self) -> None:
+        """To a model that was loaded before `sparsify`, what the first mask took; one that was loaded since is left alone."""
+        if self._given is not None:
+            given, left = self._given
+            if left == self._digest():
+                torch._foreach_copy_(self.weights.values, given)
+            self._given = None
+
+    def _digest(self) -> list[float]:
+        """Tells whether anybody has written other weights into the parameters."""
+        return [v.sum(dtype=torch.float64).item() for v in self.weights.values]
 
     def _identity(self) -> dict[str, Any]:
         """What a state must have in common with the sparsifier that loads it."""
@@ -351,8 +372,14 @@ class Sparsifier:
             return
         self.weights.check()
         weights = self.weights
-        reached = self.method.learns_sparsity or int(weights.counts[:, 0].sum()) == zeros_at(weights.target, weights.size)
-        if not reached:
+        if self.method.learns_sparsity:
+            if abs(self.sparsity - weights.target) > 0.01:
+                warnings.warn(
+                    f"training ended at sparsity {self.sparsity:.4f}, not {weights.target}: {self.name} learns it, and its "
+                    f"options lead it ({self.method})",
+                    stacklevel=3,
+                )
+        elif int(weights.counts[:, 0].sum()) != zeros_at(weights.target, weights.size):
             warnings.warn(
                 f"training ended at sparsity {self.sparsity:.4f}, short of {weights.target}: {self.clock.step} optimizer steps "
                 f"were seen, but {self._announced()}. One last cut brings it to {weights.target}, with no training after it",
@@ -368,10 +395,10 @@ class Sparsifier:
         weights.latent, self.method.state = None, {}
         ATTACHED.discard(self.optimizer)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a sparsifier cannot be copied: torch copies an optimizer without its hooks, and the copy would train dense. Call "
-            "sparsify on the copied model and optimizer, and load_state_dict this one's state_dict"
+            "a sparsifier cannot be copied or pickled: torch does so to an optimizer without its hooks, and the copy would "
+            "train dense. Call sparsify on the copied model and optimizer, and load_state_dict this one's state_dict"
         )
 
     def __repr__(self) -> str:
@@ -383,7 +410,11 @@ ATTACHED: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 def as_tuple(patterns: Pattern | Iterable[Pattern]) -> tuple[Pattern, ...]:
-    return (patterns,) if isinstance(patterns, (str, type)) else tuple(patterns)
+    found = tuple(patterns) if isinstance(patterns, (list, tuple, set, frozenset)) else (patterns,)
+    for pattern in found:
+        if not isinstance(pattern, (str, type)):
+            raise TypeError(f"{pattern!r} is no pattern; expected a module class or the name of a layer, such as 'encoder.*'")
+    return found
 
 
 def resolve(method: str | Method) -> tuple[str, Method]:
@@ -398,7 +429,7 @@ def resolve(method: str | Method) -> tuple[str, Method]:
     return method, METHODS[method]()
 
 
-def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def refuse_optimizer(optimizer: torch.optim.Optimizer, method: Method) -> None:
     reasons = {
         torch.optim.LBFGS: "it evaluates the model many times inside one step, while the latent weights stand in it",
         torch.optim.SparseAdam: "it takes sparse gradients only, and mask scores need dense ones",
@@ -406,6 +437,10 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
     for kind, reason in reasons.items():
         if isinstance(optimizer, kind):
             raise TypeError(f"{kind.__name__} cannot train a sparse model: {reason}. Use SGD, AdamW or another torch optimizer")
+    if method.descends and any(group.get("maximize") for group in optimizer.param_groups):
+        raise ValueError(
+            f"maximize=True: {type(method).__name__} takes gradients for those of a loss that is to fall. Minimize its negative"
+        )
     if optimizer in ATTACHED:
         raise ValueError("this optimizer has a sparsifier already; call its finish() first")
 
@@ -432,9 +467,11 @@ def refuse_state(state: dict[str, Any], current: dict[str, Any], free: set[str])
         if state[key] != current[key]:
             raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {current[key]!r}; expected the same")
     for kind, layers in current["tensors"].items():
-        saved = state["tensors"].get(kind, {})
+        if kind not in state["tensors"]:
+            raise ValueError(f"the state has no {kind}: it was saved after finish(), when there is nothing to go on with")
         if kind in free:
             continue
+        saved = state["tensors"][kind]
         if odd := sorted(set(saved) ^ set(layers)):
             side = "the state alone" if odd[0] in saved else "this model alone"
             raise ValueError(f"the state belongs to another model: {odd[0]} ({kind}) is in {side}")
@@ -444,17 +481,32 @@ def refuse_state(state: dict[str, Any], current: dict[str, Any], free: set[str])
                 raise ValueError(f"the state belongs to another model: {name} ({kind}) has the shape {shapes}")
 
 
-def evaluate_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Call the closure of `step(closure)` now, on effective weights, and hand the optimizer its loss.
+class Closure:
+    """The closure of `step(closure)`, called at once, on effective weights; the optimizer then gets its loss."""
 
-    `args` begins with the optimizer itself.
-    """
-    closure: Callable[[], Any] | None = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if closure is None:
-        return args, kwargs
-    with torch.enable_grad():
-        loss = closure()
-    return args[:1], {**kwargs, "closure": lambda: loss}
+    def __init__(self, closure: Callable[[], Any]) -> None:
+        with torch.enable_grad():
+            self.loss = closure()
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Closure | None":
+        """That of a call of `step`, whose `args` begin with the optimizer itself."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        return None if closure is None else cls(closure)
+
+    def watching(self, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+        """For the optimizer to call before it moves a weight; one that calls it later wants another loss than this."""
+        versions = [p._version for p in owned(optimizer)]
+
+        def loss() -> Any:
+            if versions != [p._version for p in owned(optimizer)]:
+                raise RuntimeError(
+                    f"{type(optimizer).__name__} evaluates the model at weights of its own inside a step, where the latent "
+                    "weights stand in it. Use SGD, AdamW or another optimizer that evaluates it once, before it moves"
+                )
+            return self.loss
+
+        return loss
 
 
 def unscale(optimizer: torch.optim.Optimizer) -> Tensor | None:

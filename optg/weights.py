@@ -6,12 +6,14 @@ method keeps it, waits in `latent` and stands in the Parameter only while the op
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from optg.allocation import layer_zeros
 from optg.kernels import find_kernels
@@ -24,6 +26,7 @@ Pattern = str | type[nn.Module]
 
 PRUNABLE = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+NORMS = (nn.LayerNorm, nn.RMSNorm)  # others have one dimension
 
 
 def wrappers(model: nn.Module) -> Iterator[nn.Module]:
@@ -55,43 +58,67 @@ def owned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
     """The weights to prune, by name: those of linear, convolution and attention layers, or what `include` asks for.
 
-    A pattern is a module class, or a shell pattern for the name of a parameter or module. Biases and norms (fewer than two
-    dimensions) are never prunable, frozen parameters neither; an embedding, or a weight tied to one, only when asked for.
+    A pattern is a module class, or a shell pattern for the name of a parameter or module. Biases, norms and frozen parameters
+    are never prunable; an embedding, or a weight tied to one, only when asked for. Layers whose weight is computed from
+    others at every call (weight_norm and other parametrizations) stay as they are, with a warning.
     """
-    owners: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
-    for name, module in bare(model).named_modules(remove_duplicate=False):
-        for p in module._parameters.values():
+    owners: dict[nn.Parameter, list[tuple[str, str, nn.Module]]] = {}  # every name, with the owner's name and the owner
+    computed: dict[str, nn.Module] = {}
+    for long_name, module in bare(model).named_modules(remove_duplicate=False):
+        name = long_name.replace("_orig_mod.", "")
+        if isinstance(module, PRUNABLE) and computes_its_weight(module) and any(p.requires_grad for p in module.parameters()):
+            computed[name] = module
+        for key, p in module._parameters.items():
             if p is not None:
-                owners.setdefault(p, []).append((name.replace("_orig_mod.", ""), module))
+                owners.setdefault(p, []).append((f"{name}.{key}" if name else key, name, module))
     if lazy := [name for name, p in parameters_by_name(model).items() if nn.parameter.is_lazy(p)]:
         raise ValueError(f"{lazy[0]} has no shape yet; run one batch through the model before sparsify")
+    made_of = {p for module in computed.values() for p in module.parameters()}
     candidates = {
         name: p
         for name, p in parameters_by_name(model).items()
         if p.ndim >= 2
         and p.requires_grad
+        and p not in made_of
         and not name.split(".")[-1].startswith("bias")  # attention has a bias of 3 dimensions
+        and not any(isinstance(module, NORMS) for *_, module in owners[p])
     }
 
-    def matches(pattern: Pattern, name: str, p: nn.Parameter) -> bool:
-        if isinstance(pattern, type):
-            return any(isinstance(module, pattern) for _, module in owners[p])
-        return fnmatchcase(name, pattern) or any(fnmatchcase(owner, pattern) for owner, _ in owners[p])
+    def fits(pattern: Pattern, name: str, module: nn.Module) -> bool:
+        return isinstance(module, pattern) if isinstance(pattern, type) else fnmatchcase(name, pattern)
+
+    def matches(pattern: Pattern, p: nn.Parameter) -> bool:
+        named = isinstance(pattern, str) and any(fnmatchcase(name, pattern) for name, *_ in owners[p])
+        return named or any(fits(pattern, owner, module) for _, owner, module in owners[p])
 
     for pattern in [*(include or ()), *exclude]:
-        if not any(matches(pattern, name, p) for name, p in candidates.items()):
+        known = any(matches(pattern, p) for p in candidates.values())
+        if not known and not any(fits(pattern, *layer) for layer in computed.items()):
             raise ValueError(
                 f"the pattern {pattern!r} matches no prunable weight. Patterns are module classes or shell patterns for "
                 f"names such as {', '.join(list(candidates)[:3]) or '(this model has none)'}; biases, norms and frozen "
                 "parameters are never pruned"
             )
+    asked = {name for name, layer in computed.items() if include is None or any(fits(i, name, layer) for i in include)}
+    if dense := [name for name in asked if not any(fits(e, name, computed[name]) for e in exclude)]:
+        warnings.warn(
+            f"{', '.join(sorted(dense)[:3])}{' …' if len(dense) > 3 else ''} stay dense: their weights are computed from "
+            "others at every call (weight_norm, parametrizations). Remove that first, or leave them out with `exclude`",
+            stacklevel=5,
+        )
 
-    def wanted(name: str, p: nn.Parameter) -> bool:
+    def wanted(p: nn.Parameter) -> bool:
         if include is not None:
-            return any(matches(pattern, name, p) for pattern in include)
-        return any(isinstance(m, PRUNABLE) for _, m in owners[p]) and not any(isinstance(m, EMBEDDINGS) for _, m in owners[p])
+            return any(matches(pattern, p) for pattern in include)
+        kinds = [module for *_, module in owners[p]]
+        return any(isinstance(m, PRUNABLE) for m in kinds) and not any(isinstance(m, EMBEDDINGS) for m in kinds)
 
-    return {n: p for n, p in candidates.items() if wanted(n, p) and not any(matches(e, n, p) for e in exclude)}
+    return {n: p for n, p in candidates.items() if wanted(p) and not any(matches(e, p) for e in exclude)}
+
+
+def computes_its_weight(layer: nn.Module) -> bool:
+    """Is it under torch.nn.utils.parametrizations, or the weight_norm before them?"""
+    return is_parametrized(layer) or "weight_g" in layer._parameters
 
 
 def is_distributed(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -412,10 +439,11 @@ class SparseWeights:
 
     def clear_state(self, layer: int, where: Tensor) -> None:
         """Forget the optimizer's state (momentum, Adam's moments) of some weights of a layer."""
-        parameter = self.parameters[layer]
-        for state in self.optimizer.state.get(parameter, {}).values():
+        parameter, group = self.parameters[layer], self.optimizer.param_groups[self.groups[layer]]
+        clean = {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}  # Rprop's and Adagrad's
+        for name, state in self.optimizer.state.get(parameter, {}).items():
             if isinstance(state, Tensor) and state.shape == parameter.shape:
-                blank(~where, local(state))
+                local(state).masked_fill_(where, clean.get(name, 0.0))
 
 
 def blank(mask: Tensor, value: Tensor) -> None:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import inspect
+import pickle
 import warnings
 
 import pytest
@@ -11,8 +12,8 @@ from rich.console import Console
 from torch import nn
 
 import optg
-from optg.methods import GMP, OptG
-from tests.small import batches, convnet, step
+from optg.methods import ACDC, GMP, STR, Feather, OptG, RigL
+from tests.small import batches, convnet, entropy, step
 
 EPOCHS, STEPS = 4, 5
 CLASSES = [
@@ -81,6 +82,26 @@ def test_a_closure_is_evaluated_on_effective_weights():
         loss = optimizer.step(closure) if style % 2 else optimizer.step(closure=closure)
         assert loss.item() == step(model2, optimizer2, (x, y))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), model2.parameters()))
+
+
+def test_an_optimizer_that_evaluates_the_closure_elsewhere_is_refused():
+    class Sharp(torch.optim.SGD):
+        """Takes the gradient at weights that it has moved, as SAM does."""
+
+        def step(self, closure):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(0.01 * p.grad)
+            loss = closure()
+            super().step()
+            return loss
+
+    model = convnet()
+    optimizer, _ = attach(model, Sharp(model.parameters(), lr=0.1))
+    batch = batches(1)[0]
+    entropy(model, batch).backward()
+    with pytest.raises(RuntimeError, match="Sharp evaluates the model at weights of its own inside a step"):
+        optimizer.step(lambda: entropy(model, batch))
 
 
 def test_a_compiled_optimizer_step():
@@ -350,6 +371,10 @@ def test_clip_grad_norm_measures_what_weights_receive():
     sparsifier.clip_grad_norm_(float(expected) / 4)
     clipped = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert torch.allclose(clipped, dense / 4, rtol=1e-4)
+    mask = sparsifier.masks["1.weight"]
+    model[1].weight.grad[~mask] = torch.inf  # whatever a removed weight has, nobody receives it
+    assert sparsifier.clip_grad_norm_(1e9) == pytest.approx(float(expected) / 4, rel=1e-4)
+    assert model[1].weight.grad[mask].isfinite().all()
 
 
 def test_apply_masks_makes_averages_sparse():
@@ -360,6 +385,7 @@ def test_apply_masks_makes_averages_sparse():
         step(model, optimizer, batch)
         ema.update_parameters(model)
     assert zeros(ema) < zeros(model)
+    sparsifier.apply_masks(copy.deepcopy(ema).to("meta"))  # on another device
     sparsifier.apply_masks(ema)
     assert zeros(ema) >= zeros(model)
     with pytest.raises(ValueError, match=r"the other model has no 0\.weight of shape \(8, 1, 3, 3\)"):
@@ -397,6 +423,15 @@ def test_finishing_early_cuts_to_the_target_and_says_why():
     assert zeros(model) == 1736 and sparsifier.sparsity == 1736 / 1928
 
 
+def test_finish_says_where_a_learned_sparsity_has_led():
+    model = convnet()
+    optimizer, sparsifier = attach(model, method=STR())
+    for batch in batches(EPOCHS * STEPS):
+        step(model, optimizer, batch)
+    with pytest.warns(UserWarning, match=r"ended at sparsity 0\.0000, not 0\.9: str learns it, .*decay=None"):
+        sparsifier.finish()
+
+
 def test_stepping_past_the_end_warns_once_and_keeps_the_mask():
     model = convnet()
     optimizer, sparsifier = attach(model, method=GMP(every=2))
@@ -425,6 +460,9 @@ def unchanged(model, before):
         ({"sparsity": -0.1}, ValueError, "sparsity is -0.1"),
         ({"sparsity": 95}, ValueError, "sparsity is 95"),
         ({"sparsity": float("nan")}, ValueError, "sparsity is nan"),
+        ({"sparsity": "0.9"}, ValueError, "sparsity is '0.9'; expected the share of weights"),
+        ({"exclude": None}, TypeError, "None is no pattern; expected a module class or the name of a layer"),
+        ({"include": [nn.ReLU()]}, TypeError, "ReLU() is no pattern"),
         ({"method": "optgg"}, ValueError, "unknown method 'optgg'; did you mean 'optg'? Known: dense, snip, grasp,"),
         ({"method": "dense"}, ValueError, "dense training removes nothing, but sparsity is 0.9; expected 0"),
         ({"include": "features.*"}, ValueError, "the pattern 'features.*' matches no prunable weight"),
@@ -445,10 +483,17 @@ def test_bad_arguments_are_refused_and_change_nothing(options, error, message):
     attach(model, optimizer)  # it can still be done right
 
 
-@pytest.mark.parametrize("field, value", [("schedule", "cubik"), ("budget", "erc"), ("end", 1.5), ("every", 0), ("start", 0.9)])
-def test_bad_method_options_are_refused(field, value):
+@pytest.mark.parametrize(
+    "method, field, value",
+    [
+        (GMP, "schedule", "cubik"), (GMP, "budget", "erc"), (GMP, "end", 1.5), (GMP, "every", 0), (GMP, "start", 0.9),
+        (OptG, "alpha", 0.0), (OptG, "alpha", -1.0), (RigL, "fraction", 1.5), (RigL, "fraction", -0.5), (Feather, "power", 0.0),
+        (ACDC, "start", 1.5), (ACDC, "phase", -1.0), (ACDC, "final", 2.0),
+    ],
+)  # fmt: skip
+def test_bad_method_options_are_refused(method, field, value):
     with pytest.raises(ValueError, match=field):
-        GMP(**{field: value})
+        method(**{field: value})
 
 
 def test_weights_the_optimizer_does_not_own_are_named():
@@ -466,11 +511,29 @@ def test_lbfgs_and_sparse_adam_are_refused_with_the_reason():
         attach(model, torch.optim.SparseAdam(model.parameters()))
 
 
+@pytest.mark.parametrize("method", ["optg", "supermask", "str", "gmp", "rigl"])
+def test_a_loss_that_rises_is_refused_where_its_gradient_has_a_say(method):
+    model = convnet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, maximize=True)
+    if method in ("optg", "supermask", "str"):
+        with pytest.raises(ValueError, match=r"maximize=True: .* Minimize its negative"):
+            attach(model, optimizer, method)
+    else:
+        attach(model, optimizer, method)
+
+
 def test_one_optimizer_has_one_sparsifier():
     model = convnet()
     optimizer, _ = attach(model)
     with pytest.raises(ValueError, match="has a sparsifier already"):
         attach(model, optimizer)
+
+
+def finished_state():
+    _, sparsifier = attach(convnet())
+    with pytest.warns(UserWarning, match="training ended at sparsity"):
+        sparsifier.finish()
+    return sparsifier.state_dict()
 
 
 def test_a_state_of_another_model_changes_nothing():
@@ -487,6 +550,7 @@ def test_a_state_of_another_model_changes_nothing():
         r"saved with method='gmp', here it is 'optg'": attach(convnet(), method="gmp")[1].state_dict(),
         r"saved with sparsity=0\.5, here it is 0\.9": attach(convnet(), sparsity=0.5)[1].state_dict(),
         r"this is no sparsifier state: it has no 'method'": model.state_dict(),
+        r"the state has no scores: it was saved after finish\(\)": finished_state(),
     }
     for message, state in states.items():
         with pytest.raises(ValueError, match=message):
@@ -503,8 +567,10 @@ def test_a_copy_that_would_train_dense_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sparsifier = optg.sparsify(model, optimizer, "gmp", sparsity=0.5, epochs=2, steps_per_epoch=2)
     copy.deepcopy(model)
-    with pytest.raises(TypeError, match=r"cannot be copied: .* load_state_dict"):
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled: .* load_state_dict"):
         copy.deepcopy((model, optimizer, sparsifier))
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled"):
+        pickle.dumps([model, optimizer, sparsifier])
     assert sparsifier.clip_grad_norm_(1.0) == 0  # of no gradients, as torch's
 
 

@@ -1,5 +1,7 @@
 """Which weights are prunable, and under what names."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ class Zoo(nn.Module):
         self.conv3 = nn.Conv3d(1, 2, 3)
         self.up = nn.ConvTranspose2d(4, 2, 2)
         self.norm = nn.LayerNorm(8)
+        self.norm2 = nn.LayerNorm((8, 8))
         self.embed = nn.Embedding(11, 8)
         self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
         self.cross = nn.MultiheadAttention(8, 2, kdim=4, vdim=4)
@@ -54,15 +57,30 @@ def test_include_and_exclude():
     assert list(find_prunable(zoo, [nn.Embedding], ())) == ["embed.weight"]
     assert list(find_prunable(zoo, ["embed"], ())) == ["embed.weight"]
     assert list(find_prunable(zoo, ["tied"], ())) == ["embed.weight"]  # one weight, one name
+    assert list(find_prunable(zoo, ["twin.weight"], ())) == ["head.weight"]
     assert list(find_prunable(zoo, ["position"], ())) == ["position"]
     assert list(find_prunable(zoo, None, ["conv?", nn.MultiheadAttention, "*proj*"])) == ["up.weight", "head.weight"]
 
 
-@pytest.mark.parametrize("pattern", ["nothing*", "norm", "*.bias", "frozen", nn.LSTM])
+@pytest.mark.parametrize("pattern", ["nothing*", "norm", "norm2", nn.LayerNorm, "*.bias", "frozen", nn.LSTM])
 def test_a_pattern_that_matches_nothing_is_refused(pattern):
     for include, exclude in (([pattern], ()), (None, [pattern])):
         with pytest.raises(ValueError, match="matches no prunable weight"):
             find_prunable(Zoo(), include, exclude)
+
+
+@pytest.mark.parametrize("include", [None, [nn.Linear], ["*"]])
+def test_weights_that_are_computed_from_others_stay_dense_with_a_warning(include):
+    """A row of 0 under weight_norm is 0/0, and its gains are no weights."""
+    new, old = nn.utils.parametrizations.weight_norm, nn.utils.weight_norm
+    with pytest.warns(FutureWarning):
+        model = nn.Sequential(new(nn.Linear(4, 4)), old(nn.Linear(4, 4)), nn.Linear(4, 4), new(nn.Linear(4, 4)))
+    model[3].requires_grad_(False)
+    with pytest.warns(UserWarning, match="0, 1 stay dense: their weights are computed from others"):
+        assert list(find_prunable(model, include, ())) == ["2.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(find_prunable(model, include, ["0", "1"])) == ["2.weight"]
 
 
 def test_names_are_those_of_the_bare_model():

@@ -21,6 +21,12 @@ class ACDC(Method):
     phase: float = 0.05  # of training, each
     final: float = 0.15  # of training, sparse
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.start <= 1 and 0 < self.phase <= 1 and 0 <= self.final <= 1):
+            given = f"start is {self.start}, phase {self.phase} and final {self.final}"
+            raise ValueError(f"{given}; expected shares of training, from 0 to 1, and a phase above 0")
+
     def sparse(self, clock: Clock) -> bool:
         """Is the next step one of a sparse phase? A dense one comes before the last, if need be a longer one."""
         last = round((1 - self.final) * clock.total)

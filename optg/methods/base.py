@@ -41,6 +41,7 @@ class Method:
     shardable: ClassVar[bool] = True  # does it work where FSDP2 has split the weights?
     learns_sparsity: ClassVar[bool] = False  # does the sparsity follow from training, whatever was asked for?
     freezes_weights: ClassVar[bool] = False  # are masks trained and weights not?
+    descends: ClassVar[bool] = False  # does it learn by the gradient's sign, taking it for that of a loss that is to fall?
 
     def __post_init__(self) -> None:
         # What is learned beside the weights: a list has one tensor for each layer, a dict has names of its own.
@@ -132,7 +133,7 @@ class Gradual(Method):
     schedule: str = "cubic"  # how the sparsity rises: constant, linear, cosine, cubic (Zhu & Gupta), sigmoid (Eq. 15)
     start: float = 0.0  # of training: where the schedule begins
     end: float = 0.75  # of training: where it arrives at the target
-    initial: float = 0.0  # the sparsity it begins with
+    initial: float = 0.0  # the sparsity that the schedule rises from
     alpha: float | None = None  # steepness of the sigmoid; None: 0.5, or 40 / epochs in runs shorter than 80 epochs
     every: int | None = None  # steps between two cuts; None: cuts are made at the start of epochs
     every_epochs: int = 1  # epochs between two cuts, where `every` is None
@@ -146,6 +147,8 @@ class Gradual(Method):
             raise ValueError(f"start is {self.start} and end {self.end}; expected 0 ≤ start ≤ end ≤ 1")
         if not 0 <= self.initial < 1:
             raise ValueError(f"initial is {self.initial}; expected the sparsity to begin with, at least 0 and below 1")
+        if self.alpha is not None and not self.alpha > 0:
+            raise ValueError(f"alpha is {self.alpha}; expected more than 0, or None")
         if self.every is not None and self.every < 1:
             raise ValueError(f"every is {self.every}; expected at least 1 step, or None for the start of epochs")
         if self.every_epochs < 1:

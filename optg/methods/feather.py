@@ -26,6 +26,11 @@ class Feather(Gradual):
     power: float = 3.0  # p: 1 is the soft threshold, ∞ the hard one
     theta: float | None = None  # the removed weights' share of the gradient; None: 0.5 above 95 % sparsity, else 1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.power > 0:
+            raise ValueError(f"power is {self.power}; expected more than 0")
+
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.share = self.theta if self.theta is not None else 0.5 if weights.target > 0.95 else 1.0
         self.thresholds = weights.values[0].new_zeros(len(weights.names), dtype=weights.state_dtype)
@@ -35,6 +40,9 @@ class Feather(Gradual):
     @property
     def dormant_gradient(self) -> float:
         return self.share
+
+    def due(self, clock: Clock) -> bool:
+        return super().due(clock) or clock.step == clock.total  # kept weights may have fallen below the last threshold
 
     def cut(self, weights: SparseWeights, sparsity: float) -> None:
         thresholds = weights.cut(self.ranked(weights), sparsity, self.budget)

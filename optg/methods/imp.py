@@ -86,4 +86,4 @@ class IMP(Method):
 
 
 def by_bare_name(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()}
+    return {name.replace("_orig_mod.", ""): t for name, t in model.state_dict().items() if isinstance(t, Tensor)}

@@ -27,6 +27,7 @@ from optg.weights import SparseWeights
 class OptG(Gradual):
     paper: ClassVar[str] = "Zhang et al. 2022"
     keeps_pruned: ClassVar[bool] = True
+    descends: ClassVar[bool] = True
 
     schedule: str = "sigmoid"
     end: float = 1.0

@@ -6,6 +6,7 @@ Grown weights start at 0.
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,8 +30,19 @@ class RigL(Gradual):
     hold: bool = False  # leave all weights as they are in the step of an exchange, as in the paper
     seed: int = 0  # of the first mask
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"fraction is {self.fraction}; expected a share of the kept weights, from 0 to 1")
+
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         weights.cut(weights.random(self.seed), self.sparsity(weights, clock), self.budget)
+        if (first := self.period(clock)) >= (last := self.last_exchange() * clock.total) and self.schedule == "constant":
+            warnings.warn(
+                f"{type(self).__name__} exchanges weights every {first} steps until step {last:.0f} of {clock.total}: never. "
+                "Its random mask will stay; give it a smaller `every`",
+                stacklevel=5,
+            )
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         if self.due(clock) and not (weights.skipped is not None and weights.skipped):  # a sync, on these steps alone

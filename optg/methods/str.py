@@ -20,6 +20,7 @@ from optg.weights import Soft, SparseWeights
 class STR(Method):
     paper: ClassVar[str] = "Kusupati et al. 2020"
     keeps_pruned: ClassVar[bool] = True
+    descends: ClassVar[bool] = True
     learns_sparsity: ClassVar[bool] = True
 
     initial: float = -200.0  # s before training

@@ -20,6 +20,7 @@ from optg.weights import SparseWeights
 class Supermask(Gradual):
     paper: ClassVar[str] = "Ramanujan et al. 2020"
     keeps_pruned: ClassVar[bool] = True
+    descends: ClassVar[bool] = True
     keeps_cutting: ClassVar[bool] = True
     freezes_weights: ClassVar[bool] = True
 

@@ -25,17 +25,23 @@ class Taylor(Gradual):
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.state = {"scores": weights.zeros_like()}
+        self.spent = False  # have the scores made a cut?
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
         return self.layers("scores")
 
     def capturable(self, clock: Clock) -> bool:
-        return not self.due(clock)
+        return not self.spent and not self.due(clock)
+
+    def after_update(self, weights: SparseWeights, clock: Clock) -> None:
+        super().after_update(weights, clock)
+        self.spent = self.spent or self.due(clock)
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         scores, values = self.layers("scores"), weights.values
-        if self.due(clock):  # the last update made a cut: a new sum begins
+        if self.spent or self.due(clock):  # a new sum begins after a cut, also one before a state that was loaded
             torch._foreach_zero_(scores)
+            self.spent = False
         for layer, grad in weights.grads.items():
             scores[layer].add_((grad * values[layer]).square_())
         super().after_backward(weights, clock, lr)

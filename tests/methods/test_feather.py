@@ -8,6 +8,7 @@ from torch import nn
 import optg
 from optg.methods import DPF, Feather
 from optg.methods.feather import power_threshold
+from optg.ranking import zeros_at
 from tests.small import batches, convnet, step
 
 SGD = {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-2}
@@ -130,6 +131,18 @@ def test_equals_autograd_straight_through_the_threshold(sparsity, theta, every):
             assert torch.allclose(p, seen()[n], rtol=0, atol=1e-6)  # the root is steep at the threshold
         assert all(torch.equal(sparsifier.masks[n], masks[n]) for n in masks)
     assert revived > 20
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.9])
+def test_as_many_weights_are_0_as_were_asked_for(sparsity):
+    """Kept weights that have fallen below the last threshold come to 0: the last step has a cut."""
+    torch.manual_seed(0)
+    model = convnet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    sparsifier = optg.sparsify(model, optimizer, "feather", sparsity=sparsity, epochs=3, steps_per_epoch=10)
+    for batch in batches(30):
+        step(model, optimizer, batch)
+    assert sum(int((v == 0).sum()) for v in sparsifier.weights.values) == zeros_at(sparsity, 1928)
 
 
 def test_with_an_infinite_power_it_is_dpf():

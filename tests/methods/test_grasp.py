@@ -189,3 +189,15 @@ def test_an_output_that_cannot_be_softened_is_refused():
 def test_bad_temperatures_are_refused(temperature):
     with pytest.raises(ValueError, match="temperature"):
         attach(two_layers(), GraSP(temperature=temperature), batches=data(7))
+
+
+@pytest.mark.parametrize("part", ["the model", "a layer"])
+def test_compiled_code_is_passed_by(part):
+    """It has no second derivative."""
+    expected = saliency(two_layers(), GraSP(), data(6))
+    model = two_layers()
+    if part == "the model":
+        model.compile(backend="aot_eager")
+    else:
+        model[1] = torch.compile(model[1], backend="aot_eager")
+    assert torch.equal(saliency(model, GraSP(), data(6)), expected)

@@ -211,3 +211,23 @@ def test_resume_in_the_third_cycle(optimizer):
         assert torch.equal(a, b)
     assert same(optimizer_state(model, opt), optimizer_state(model2, opt2))
     assert all(torch.equal(a, b) for a, b in zip(sparsifier.masks.values(), sparsifier2.masks.values()))
+
+
+def test_a_module_may_have_a_state_that_is_no_tensor():
+    class Counting(nn.Module):
+        def get_extra_state(self):
+            return {"seen": 3}
+
+        def set_extra_state(self, state):
+            pass
+
+        def forward(self, x):
+            return x
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*convnet(), Counting())
+    opt = OPTIMIZERS["sgd"](model.parameters())
+    sparsifier = optg.sparsify(model, opt, IMP(fraction=FRACTION), sparsity=TARGET, epochs=1, steps_per_epoch=TOTAL)
+    for batch in batches(TOTAL):
+        step(model, opt, batch)
+    assert sparsifier.sparsity >= TARGET

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -69,6 +70,31 @@ def test_grown_weights_start_with_a_clean_optimizer_state():
                     assert torch.allclose(state[new], first[new]), (cls, i)
                     assert not torch.allclose(state[before], first[before])
         assert grown > 0
+
+
+@pytest.mark.parametrize("state", ["step_size", "sum"])
+def test_a_clean_state_is_what_the_optimizer_begins_with(state):
+    model = nn.Linear(16, 16)
+    if state == "sum":
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01, initial_accumulator_value=0.1)
+    else:
+        optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)
+    sparsifier = optg.sparsify(model, optimizer, RigL(), sparsity=0.5, epochs=4, steps_per_epoch=100)
+    (model(torch.randn(8, 16)).square().mean()).backward()
+    optimizer.step()
+    values = optimizer.state[model.weight][state]
+    values.fill_(7.0)
+    where = torch.rand(16, 16) < 0.5
+    sparsifier.weights.clear_state(0, where)
+    clean = torch.tensor({"step_size": 0.01, "sum": 0.1}[state])
+    assert values.equal(torch.where(where, clean, torch.tensor(7.0)))
+
+
+def test_a_run_too_short_for_an_exchange_says_so():
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pytest.warns(UserWarning, match="RigL exchanges weights every 100 steps until step 90 of 120: never"):
+        optg.sparsify(model, optimizer, RigL(), sparsity=0.5, epochs=4, steps_per_epoch=30)
 
 
 def test_layers_start_at_their_erk_budget_at_random():

@@ -311,3 +311,19 @@ def test_removed_weights_do_not_come_back_in_later_rounds(monkeypatch):
     model, batch = cut_off()
     attach(model, SynFlow(), 0.6, batch)
     assert len(revived) == 100 and sum(revived) == 0
+
+
+def test_a_model_may_create_numbers_in_its_forward_pass():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x):
+            state = torch.zeros(1, len(x), 4)
+            return self.head(self.lstm(x[:, None], (state, state))[0][:, -1])
+
+    torch.manual_seed(0)
+    model = Recurrent()
+    sparsifier = attach(model, SynFlow(), 0.5, vectors())
+    assert sparsifier.sparsity == 0.5 and model(vectors()[0]).dtype == torch.get_default_dtype() == torch.float32

@@ -39,6 +39,18 @@ def test_squares_add_up_until_a_cut_and_start_anew_after_it():
     assert model.weight.tolist() == [[1.0, 0.0, 0.0, 0.5]]
 
 
+def test_a_new_sum_begins_after_a_cut_also_when_the_next_step_is_skipped():
+    method = Taylor(schedule="linear", every=2, end=1.0)
+    _, sparsifier, give = row(1.0, -2.0, 3.0, 0.5, method=method, sparsity=0.5, steps=6)
+    give(1.0, 1.0, 0.1, 2.0)
+    give(-1.0, 1.0, 0.1, 0.0)
+    assert not sparsifier.capturable
+    sparsifier.advance()  # as after a step that a GradScaler has skipped
+    assert not sparsifier.capturable
+    give(3.0, 0.1, 9.0, 1.0)
+    assert sparsifier.method.state["scores"][0].tolist()[0] == pytest.approx([9.0, 0.04, 0.0, 0.25])
+
+
 def test_scores_are_those_of_autograd_while_the_weights_move():
     torch.manual_seed(0)
     model = convnet().double()
