@@ -135,7 +135,10 @@ class Place:
 
 
 def as_optg(place: Place) -> Network:
-    return optg.compile(place.trained.model, place.example, threads=place.threads)
+    fast = optg.compile(place.trained.model, place.example, threads=place.threads)
+    if fast.library is None:
+        raise RuntimeError(fast.notes[0])
+    return fast
 
 
 def as_torch(place: Place) -> Network:

@@ -9,14 +9,17 @@ import io
 import os
 import threading
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from optg.accounting import as_arguments
 from optg.deploy.engine import structs
@@ -25,7 +28,7 @@ from optg.deploy.engine.lower import Lowered, lower
 from optg.deploy.engine.net import Conv, Op
 from optg.deploy.engine.plan import Program, Segment, cuts
 from optg.deploy.engine.tune import Tuner, fastest
-from optg.deploy.graph import Graph, Node, capture, check_inputs, filled, refs_in, resolve, run
+from optg.deploy.graph import Graph, Node, capture, check_inputs, filled, in_order, refs_in, resolve, run
 
 
 def compile(model: nn.Module, example_input: Any, threads: int | None = None, *, isa: str | None = None) -> "Compiled":
@@ -37,8 +40,8 @@ def compile(model: nn.Module, example_input: Any, threads: int | None = None, *,
         threads: how many; by default as many as torch uses. Results do not depend on it.
         isa: native, avx512, avx2 or scalar, to compile the engine for.
     """
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads is {threads}; expected at least 1")
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise ValueError(f"threads is {threads}; expected a whole number of at least 1")
     graph = capture(model, example_input)
     for name, dtype in zip(graph.inputs, graph.dtypes):
         if dtype != torch.float32:
@@ -47,6 +50,10 @@ def compile(model: nn.Module, example_input: Any, threads: int | None = None, *,
     args, kwargs = as_arguments(example_input)
     fast(*(value.cpu() for value in args), **{name: value.cpu() for name, value in kwargs.items()})  # plans for this batch
     return fast
+
+
+class Misfit(Exception):
+    """A value has another shape than was planned for: torch then runs the model."""
 
 
 @dataclass
@@ -62,10 +69,12 @@ class Compiled:
 
     def __init__(self, graph: Graph, threads: int, isa: str | None = None) -> None:
         self.graph = Graph(**{**vars(graph), "tensors": {n: t.detach().clone() for n, t in graph.tensors.items()}})
+        self.weights_at = set(map(storage, self.graph.tensors.values()))
         self.threads = threads
         self.notes: list[str] = []
         self.library: Library | None = None
         self.lock = threading.Lock()
+        COMPILED.add(self)
         self.pool: int | None = None
         self.arenas: list[tuple[Any, int]] = []
         self.arena_size = 0
@@ -86,22 +95,36 @@ class Compiled:
             self.threads = self.library.c.engine_pool_threads(self.pool) if self.pool else 1
 
     def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
-        if unknown := named.keys() - set(self.graph.inputs[len(inputs) :]):
-            raise ValueError(f"unknown input {min(unknown)}; expected {', '.join(self.graph.inputs)}")
-        inputs = (*inputs, *(named[name] for name in self.graph.inputs[len(inputs) :] if name in named))
+        inputs = in_order(self.graph, inputs, named)
         check_inputs(self.graph, inputs)
         for name, value in zip(self.graph.inputs, inputs):
             if value.dtype != torch.float32 or value.device.type != "cpu":
                 raise ValueError(f"the input {name} is {value.dtype} on {value.device}; the engine takes torch.float32 on cpu")
         with torch.no_grad():
-            if self.library is None:
-                return run(self.graph, *inputs)
-            with self.lock:
-                return self.execute([value.detach() for value in inputs])
+            if self.library is not None:
+                try:
+                    with self.lock:
+                        return self.own(self.execute([value.detach() for value in inputs]), inputs)
+                except (Misfit, MemoryError) as reason:
+                    if (note := f"batches of {len(inputs[0])} run in torch: {reason}") not in self.notes:
+                        self.notes.append(note)
+            return self.own(run(self.graph, *inputs), inputs)
+
+    def own(self, outputs: Any, inputs: Sequence[Tensor]) -> Any:
+        """Outputs that share no memory with inputs, weights or each other: a model may return what it was given."""
+        taken = self.weights_at | set(map(storage, inputs))
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, Tensor) and storage(value) in taken:
+                value = value.clone()
+            taken.update([storage(value)] if isinstance(value, Tensor) else [])
+            return value
+
+        return tree_map(copied, outputs)
 
     def execute(self, inputs: list[Tensor]) -> Any:
         values: dict[str, Any] = dict(zip(self.graph.inputs, inputs))
-        batch = inputs[0].shape[0]
+        batch = inputs[0].shape[0] if inputs[0].ndim else 1
 
         def value(name: str) -> Any:
             """A value as torch wants it, under any of its names."""
@@ -117,7 +140,10 @@ class Compiled:
                 values[part.name] = resolve(part.op)(*filled(part.args, known), **filled(part.kwargs, known))
             else:
                 given = [value(name).contiguous() for name in part.segment.inputs]
-                values.update(self.run_part(part, given, given[0].shape[0] if given else batch))
+                for name, tensor in zip(part.segment.inputs, given):
+                    if tensor.shape != (batch, *self.lowered.forms[name]):
+                        raise Misfit(f"{name} is {'×'.join(map(str, tensor.shape))} then")
+                values.update(self.run_part(part, given, batch))
             for name in self.last.get(i, ()):
                 values.pop(name, None)
         return filled(self.graph.outputs, {name: value(name) for name in refs_in(self.graph.outputs)})
@@ -201,6 +227,9 @@ class Compiled:
             taken.append(perf_counter() - start)
         return min(taken)
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a compiled model cannot be copied or pickled: it holds threads and addresses; compile the model again")
+
     def __del__(self) -> None:
         if getattr(self, "pool", None) and self.library is not None:
             self.library.c.engine_pool_free(self.pool)
@@ -228,6 +257,23 @@ class Compiled:
         for note in self.notes:
             console.print(f"note: {note}", soft_wrap=True, highlight=False)
         return stream.getvalue().rstrip()
+
+
+COMPILED: WeakSet[Compiled] = WeakSet()
+
+
+def unlock() -> None:
+    """In a process that was forked while some thread was inside a call: that thread is not there to end it."""
+    for fast in COMPILED:
+        fast.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=unlock)
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def cores() -> int:

@@ -4,6 +4,7 @@ A packed file stores this graph, the engine lowers it, and `run` interprets it w
 from a file holds none but the operations of `PURE`: they compute values from values, and can reach nothing else.
 """
 
+import inspect
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -59,41 +60,73 @@ def capture(model: nn.Module, example_input: Any) -> Graph:
         return known
     model = bare(model)
     args, kwargs = as_arguments(example_input)
+    order = list(inspect.signature(model.forward).parameters)
+    kwargs = dict(sorted(kwargs.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Tensor):
             raise GraphError(f"an example input is of type {type(value).__name__}; expected tensors only")
     with undisturbed(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own
-        program = export(model, args, kwargs)
-    return translate(model, program)
+        graph = translate(model, export(model, args, kwargs))
+        if graph.dynamic and not holds_for_one(graph, model, args, kwargs):
+            graph = translate(model, export(model, args, kwargs, any_batch=False))
+    return graph
 
 
-def export(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram:
+def holds_for_one(graph: Graph, model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> bool:
+    """Does a graph of any batch do with one example what the model does? torch takes it that the batch is larger."""
+    one = [value[:1] if None in shape else value for value, shape in zip((*args, *kwargs.values()), graph.shapes)]
+    with torch.no_grad():
+        try:
+            expected = model.eval()(*one[: len(args)], **dict(zip(kwargs, one[len(args) :])))
+        except Exception:
+            return True  # then nobody will ask for it
+        found = run(graph, *(value.cpu() for value in one))
+    return all(map(alike, pytree.tree_leaves(found), pytree.tree_leaves(expected)))
+
+
+def alike(a: Any, b: Any) -> bool:
+    """The same but for rounding, on whatever device and in whatever type."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b)
+    a, b = a.double().cpu().nan_to_num(), b.double().cpu().nan_to_num()
+    return a.shape == b.shape and bool(((a - b).abs() <= 0.05 * b.abs().amax() if b.numel() else a == b).all())
+
+
+def export(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], any_batch: bool = True) -> ExportedProgram:
     """torch.export's program, with its batch of any size if possible, and no operation that writes into its arguments."""
-    size = first_tensor((*args, *kwargs.values())).shape[0]
-
-    def doubled(value: Tensor) -> Tensor:  # torch takes a size of 1 for a constant
-        return torch.cat([value, value]) if value.ndim > 0 and value.shape[0] == size == 1 else value
-
-    try:
-        examples = tuple(map(doubled, args)), {name: doubled(value) for name, value in kwargs.items()}
-        shapes = ShapesCollection()
-        for value in (*examples[0], *examples[1].values()):
-            if value.ndim > 0 and value.shape[0] == max(2, size):
-                shapes[value] = {0: Dim.AUTO}
-        program = functional(
-            torch.export.export(model, *examples, dynamic_shapes=shapes.dynamic_shapes(model, *examples), strict=False)
-        )
-        if any(None in shape for _, shape, _ in user_inputs(program)):
-            return program
-    except Exception:  # whatever a model does that a symbolic size does not stand
-        pass
+    if any_batch and (program := export_any_batch(model, args, kwargs)) is not None:
+        return program
     try:
         return functional(torch.export.export(model, args, kwargs, strict=False))
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "")
         raise GraphError(f"torch.export cannot capture this model: {type(error).__name__}: {reason}") from error
 
+
+def export_any_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram | None:
+    """None where a model does not stand a symbolic size, or does one thing with some batches and another with others."""
+    size = first_tensor((*args, *kwargs.values())).shape[0]
+
+    def doubled(value: Tensor) -> Tensor:  # torch takes a size of 1 for a constant
+        return torch.cat([value, value]) if value.ndim > 0 and value.shape[0] == size == 1 else value
+
+    examples = tuple(map(doubled, args)), {name: doubled(value) for name, value in kwargs.items()}
+    shapes = ShapesCollection()
+    for value in (*examples[0], *examples[1].values()):
+        if value.ndim > 0 and value.shape[0] == max(2, size):
+            shapes[value] = {0: Dim.AUTO}
+    try:
+        program = functional(
+            torch.export.export(model, *examples, dynamic_shapes=shapes.dynamic_shapes(model, *examples), strict=False)
+        )
+    except Exception:  # whatever a model does
+        return None
+    every = all(limits.lower <= 2 and limits.upper > LARGE for limits in program.range_constraints.values())
+    return program if every and any(None in shape for _, shape, _ in user_inputs(program)) else None
+
+
+LARGE = 2**31  # a batch of that size is not among those that a model does something else with
 
 IDENTITY = {f"aten.{name}.default" for name in ("alias", "detach", "detach_", "lift_fresh", "lift_fresh_copy")}
 DROPOUT = {f"aten.{name}.default" for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")}
@@ -299,13 +332,25 @@ def run(graph: Graph, *inputs: Tensor, tensors: dict[str, Tensor] | None = None)
     return execute(graph, inputs, graph.tensors if tensors is None else tensors)
 
 
+def in_order(graph: Graph, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """All inputs of a call, those given by name after the others."""
+    if unknown := named.keys() - set(graph.inputs[len(inputs) :]):
+        raise ValueError(f"unknown input {min(unknown)}; expected {', '.join(graph.inputs)}")
+    return (*inputs, *(named[name] for name in graph.inputs[len(inputs) :] if name in named))
+
+
 def check_inputs(graph: Graph, inputs: Sequence[Tensor]) -> None:
     if len(inputs) != len(graph.inputs):
         raise GraphError(f"there are {len(inputs)} inputs; expected {len(graph.inputs)}: {', '.join(graph.inputs)}")
     for name, value, shape in zip(graph.inputs, inputs, graph.shapes):
+        if not isinstance(value, Tensor):
+            raise GraphError(f"the input {name} is of type {type(value).__name__}; expected a tensor")
         if len(value.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape)):
             wanted = "×".join("any" if n is None else str(n) for n in shape)
             raise GraphError(f"the input {name} is {'×'.join(map(str, value.shape))}; expected {wanted}")
+    batches = sorted({m for v, shape in zip(inputs, graph.shapes) for n, m in zip(shape, v.shape) if n is None})
+    if len(batches) > 1:
+        raise GraphError(f"the inputs have batches of {' and '.join(map(str, batches))}; expected one size for all")
 
 
 def execute(
@@ -330,7 +375,7 @@ def execute(
             if node.op in CREATING:
                 named["device"] = values[DEVICE]
             args = filled(node.args, values)
-            if node.op in SPLITTING and max(args[0].shape, default=0) > WINDOW:
+            if node.op in SPLITTING and pieces(node.op, args, named) > WINDOW:
                 raise ValueError(f"of a tensor of {tuple(args[0].shape)} it would make too many")
             value = compute(node.op, args, named)
         except Exception as error:  # whatever torch raises for such arguments
@@ -341,6 +386,16 @@ def execute(
         for name in over.get(node.name, ()):
             del values[name]
     return filled(graph.outputs, values)
+
+
+def pieces(op: str, args: Sequence[Any], named: dict[str, Any]) -> int:
+    """How many tensors a splitting of one makes, at most."""
+    tensor, how, dim = [*args, 0, 0][:3]
+    if "chunk" in op:
+        return int(named.get("chunks", how))
+    if isinstance(how, (list, tuple)):
+        return len(how)
+    return int(tensor.shape[named.get("dim", how if "unbind" in op else dim)])
 
 
 def last_uses(graph: Graph) -> dict[str, list[str]]:

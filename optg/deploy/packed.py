@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optg.deploy.graph import Graph, check_inputs, dry_run, execute, last_uses
+from optg.deploy.graph import Graph, check_inputs, dry_run, execute, in_order, last_uses
 from optg.deploy.operations import GraphError
 from optg.deploy.plain import DTYPES, from_json, to_json
 from optg.training.checkpoint import sync
@@ -98,7 +98,8 @@ class Packed(nn.Module):
         known = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
         return {name: known[name] for name in self._graph.kinds}
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
+        inputs = in_order(self._graph, inputs, named)
         check_inputs(self._graph, inputs)
         return execute(self._graph, inputs, self._tensors(), over=self._over)
 
@@ -121,7 +122,7 @@ def save(path: Path, graph: Graph, about: About, values: Values = "float32") -> 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
     """A name to write to; the file gets its own when the block ends well, and is gone when it does not."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
         sync(partial)

@@ -1,12 +1,17 @@
 """optg.compile on whole nets, and as its users meet it."""
 
 import contextlib
+import copy
+import os
+import pickle
+import signal
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +20,7 @@ from torch.nn import functional as F
 
 import optg
 from optg.deploy.bench import prune_at_random, settle_norms
-from optg.deploy.engine import build
+from optg.deploy.engine import build, tune
 from tests.deploy.nets import SHAPES, Odd, sparse
 
 
@@ -117,6 +122,122 @@ def test_two_inputs_and_an_output_that_is_one() -> None:
     assert torch.equal(flat, z.flatten(1)) and torch.equal(same, x)
 
 
+class Made(nn.Module):
+    """A model of one function, around a convolution."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.c, self.l, self.function = nn.Conv2d(3, 8, 1), nn.Linear(8, 5), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+ODD = {
+    "one thing for one image": lambda m, x: m.c(x) if x.shape[0] == 1 else m.c(x) * 2,
+    "another for many": lambda m, x: m.c(x) if x.shape[0] > 4 else m.c(x) * 2,
+    "a batch that may be squeezed away": lambda m, x: m.l(F.adaptive_avg_pool2d(m.c(x), 1).squeeze()).relu(),
+    "sizes that change places": lambda m, x: m.l(m.c(x).mean((2, 3))).t().relu(),
+    "channels that change places": lambda m, x: F.relu(m.c(x).permute(1, 0, 2, 3)),
+    "two shapes of the same numbers": lambda m, x: (y := m.c(x).mean((2, 3), keepdim=True)) + y.flatten(1),
+    "a bound that is a tensor": lambda m, x: torch.clamp_min(m.c(x), m.c.bias[:, None, None]),
+    "a factor that is a size": lambda m, x: torch.add(m.c(x), m.c(x), alpha=x.shape[0]),
+    "places of maxima": lambda m, x: F.adaptive_max_pool2d(m.c(x), 2, return_indices=True),
+    "the input": lambda m, x: x.clone(),
+    "one value twice": lambda m, x: (y := m.c(x), y.clone()),
+    "a weight": lambda m, x: (m.c(x), m.c.bias.clone()),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_models_do_what_they_do_in_torch(name: str, batch: int) -> None:
+    """Captured with one batch, called with others; what the engine cannot know runs in torch, or is refused."""
+    model = Made(ODD[name]).eval()
+    fast = optg.compile(model, torch.randn(batch, 3, 8, 8))
+    for other in (batch, 1, 2, 5, 8):
+        x = torch.randn(other, 3, 8, 8)
+        before = x.clone()
+        with torch.no_grad():
+            expected = model(x)
+        try:
+            got = fast(x)
+        except ValueError as error:
+            assert "expected" in str(error) and other != batch
+            continue
+        got, expected = (value if isinstance(value, tuple) else (value,) for value in (got, expected))
+        for a, b in zip(got, expected, strict=True):
+            assert a.shape == b.shape and torch.allclose(a.float(), b.float(), atol=1e-5)
+        for value in got:  # nobody else's memory
+            value.zero_()
+        again = fast(before)
+        again = again if isinstance(again, tuple) else (again,)
+        assert x.equal(before) and all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(again, expected))
+
+
+def test_inputs_by_name_and_place(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.relu(a) - b
+
+    a, b = torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)
+    optg.save(Two(), tmp_path / "two.optg", {"b": b, "a": a})
+    for fast in (optg.compile(Two(), {"b": b, "a": a}), optg.load(tmp_path / "two.optg")):
+        for got in (fast(a, b), fast(b=b, a=a), fast(a, b=b)):
+            assert got.equal(Two()(a, b))
+        for few in (a[:1], a[:0]):
+            with pytest.raises(ValueError, match=r"the inputs have batches of \d and 2; expected one size for all"):
+                fast(few, b)
+        with pytest.raises(ValueError, match=r"the input b is of type ndarray; expected a tensor"):
+            fast(a, b.numpy())
+
+
+def test_numbers_that_are_none() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    x[0, 0, 0, 0] = x[1, 2, 7, 7] = float("nan")
+    for pool in (nn.MaxPool2d(2), nn.MaxPool2d(3, 1, 1), nn.AdaptiveMaxPool2d(1)):
+        assert torch.equal(optg.compile(pool, x)(x).isnan(), pool(x).isnan())
+    x = torch.tensor([-1e38, -1e4, -101.0, -99.0, -88.0, -20.0, 0.0, 1e38]).reshape(1, 8, 1, 1)
+    assert torch.allclose(optg.compile(nn.SiLU(), x)(x), nn.SiLU()(x), rtol=1e-5, atol=1e-35)
+
+
+def test_a_copy_is_refused_and_a_child_process_goes_on() -> None:
+    fast = optg.compile(nn.Conv2d(2, 3, 3), x := torch.randn(1, 2, 5, 5))
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a compiled model cannot be copied or pickled"):
+            copying(fast)
+    with fast.lock:  # as if another thread were inside a call
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(0 if fast(x).shape == (1, 3, 3, 3) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF and no more"])
+def test_a_damaged_engine_is_compiled_again(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "cache", lambda: tmp_path)
+    build._library.cache_clear()
+    try:
+        build.library("scalar")
+        [path] = tmp_path.glob("engine-*.so")
+        path.unlink()
+        path.write_bytes(content)
+        build._library.cache_clear()
+        assert build.library("scalar").lanes == 1
+    finally:
+        build._library.cache_clear()
+
+
+def test_remembered_tiles_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = build.library()
+    monkeypatch.setattr(tune, "cache", lambda: tmp_path)
+    for content in ("[]", "null", "3", "{"):
+        (tmp_path / f"tiles-{library.key.removeprefix('engine-')}.json").write_text(content)
+        assert tune.Tuner(library).known == {}
+
+
 def test_weights_are_those_of_the_moment_of_compiling() -> None:
     model, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
     fast = optg.compile(model, x)
@@ -153,8 +274,9 @@ def test_wrong_inputs(x: Tensor, message: str) -> None:
 
 def test_wrong_arguments() -> None:
     model, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
-    with pytest.raises(ValueError, match="threads is 0; expected at least 1"):
-        optg.compile(model, x, threads=0)
+    for threads in (0, 2.5):
+        with pytest.raises(ValueError, match=f"threads is {threads}; expected a whole number of at least 1"):
+            optg.compile(model, x, threads=threads)
     with pytest.raises(ValueError, match="unknown instruction set 'sse9'; expected one of native"):
         optg.compile(model, x, isa="sse9")
     with pytest.raises(ValueError, match=r"is of torch.float64; the engine takes torch.float32"):

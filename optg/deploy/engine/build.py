@@ -1,5 +1,6 @@
 """The C code of the engine, compiled by the system's compiler at first use and kept in the user's cache."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -82,11 +83,14 @@ def _library(isa: str, extra: tuple[str, ...]) -> Library:
         raise NoCompiler("no C compiler found (cc, gcc, clang, or what $CC names)")
     command = [*compiler.split(), *FLAGS, *ISAS[isa], *extra]
     path = cache() / f"engine-{key(command)}.so"
-    if not path.exists():
-        compile_to(path, command)
+    if path.exists():
+        with contextlib.suppress(OSError, AttributeError):  # a damaged one is compiled again
+            return Library(path)
+    compile_to(path, command)
     try:
         return Library(path)
-    except OSError as error:
+    except (OSError, AttributeError) as error:
+        path.unlink(missing_ok=True)
         raise NoCompiler(f"the compiled engine {path} cannot be loaded: {error}") from error
 
 
@@ -117,6 +121,8 @@ def compile_to(path: Path, command: Sequence[str]) -> None:
         if done.returncode:
             reason = next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
             raise NoCompiler(f"{command[0]} does not compile the engine: {reason}")
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         raise NoCompiler(str(error)) from error

@@ -97,7 +97,7 @@ INLINE vec activate(int64_t which, float slope, vec x) {
     case HARDSWISH: return x * smaller(splat(6), larger(splat(0), x + 3)) / 6;
     case HARDSIGMOID: return smaller(splat(6), larger(splat(0), x + 3)) / 6;
     case SIGMOID: return 1 / (1 + exponential(-x));
-    case SILU: return x / (1 + exponential(-x));
+    case SILU: return choose(x < splat(-100), splat(-0.0f), x / (1 + exponential(-x))); /* whose exponent has an end */
     case TANH: { /* 1 - 2 / (1 + e^2x) loses digits near 0, where the odd series is good */
       const vec s = x * x, series = x * (1 - s * (1.0f / 3 - s * (2.0f / 15 - s * (17.0f / 315 - s * (62.0f / 2835)))));
       return choose(s < splat(0.04f), series, 1 - 2 / (1 + exponential(2 * x)));
@@ -443,7 +443,7 @@ INLINE void pool(const context *c, const step *s, const int maximum) {
         for (int64_t y = 0; y < s->window_rows; y++)
           for (int64_t x = 0; x < s->window_columns; x++) {
             const vec v = *(const vec *)(corner + y * s->dilation_row * s->in.row + x * s->dilation_column * BYTES);
-            if (maximum) sum = larger(sum, v);
+            if (maximum) sum = choose((v > sum) | (v != v), v, sum); /* NaN stays */
             else sum += v;
           }
         if (!maximum) sum *= s->weights[r * s->columns + w];

@@ -17,7 +17,7 @@ from torch import Tensor
 from optg.deploy.engine.net import INFINITY, Activation, Concat, Conv, Mean, Op, Pair, Pointwise, Pool, Shape, Softmax, Window
 from optg.deploy.graph import Graph, Node, Ref, dry_run, refs_in
 
-PROBE = 5  # a batch size that is unlikely to be some other size of the model too
+PROBE = 8191  # a batch size that is hardly some other size of the model too; if it is, `Misfit` is met when it runs
 
 
 @dataclass
@@ -96,6 +96,19 @@ class Lowering:
         if not isinstance(argument, Ref) or argument.name not in self.graph.tensors:
             raise Unknown("its weight is computed")
         return self.graph.tensors[argument.name].detach().to(torch.float64).numpy()
+
+    def refuse_indices(self, node: Node) -> None:
+        """Of a maximum there are two results, and only the first is the engine's."""
+        others = [*self.graph.nodes, Node("", "", (self.graph.outputs,))]
+        for user in others if isinstance(self.meta[node.name], (tuple, list)) else ():
+            if node.name in refs_in((user.args, user.kwargs)) and user.args != (Ref(node.name), 0):
+                raise Unknown("its indices are used")
+
+    def refuse_broadcast(self, node: Node, x: str, y: str) -> None:
+        """Torch may also make more of two values that look the same here, of B×C×1×1 and B×C."""
+        shapes = self.result.shapes
+        if not shapes[x] == shapes[y] == shapes.get(node.name):
+            raise Unknown("it broadcasts")
 
     def emit(self, op: Op) -> None:
         if op.output not in self.result.shapes:
@@ -207,8 +220,9 @@ def batch_norm(self: Lowering, node: Node) -> None:
 def add(self: Lowering, node: Node) -> None:
     a, b, alpha = arguments(node, input=None, other=None, alpha=1)
     x, y = self.value(a), self.value(b)
-    if self.result.shapes[x] != self.result.shapes[y]:
-        raise Unknown("it broadcasts")
+    self.refuse_broadcast(node, x, y)
+    if not isinstance(alpha, (int, float)):
+        raise Unknown("its factor is computed")
     candidates = [op for op in map(self.open, (x, y)) if isinstance(op, Conv) and len(op.inputs) == 1]
     if candidates and alpha == 1 and x != y:
         op = max(candidates, key=self.result.order.index)
@@ -220,8 +234,7 @@ def add(self: Lowering, node: Node) -> None:
 
 def mul(self: Lowering, node: Node) -> None:
     x, y = self.value(node.args[0]), self.value(node.args[1])
-    if self.result.shapes[x] != self.result.shapes[y]:
-        raise Unknown("it broadcasts")
+    self.refuse_broadcast(node, x, y)
     self.emit(Pointwise(node.name, [x, y], "mul"))
 
 
@@ -265,9 +278,7 @@ def max_pool2d(self: Lowering, node: Node) -> None:
     x, kernel, stride, padding, dilation, _ = arguments(
         node, input=None, kernel_size=None, stride=(), padding=0, dilation=1, ceil_mode=False
     )
-    for other in self.graph.nodes:
-        if "indices" in node.op and Ref(node.name) in other.args and other.args != (Ref(node.name), 0):
-            raise Unknown("its indices are used")
+    self.refuse_indices(node)
     window = Window(pair(kernel), pair(stride or kernel), pair(padding), pair(dilation))
     self.emit(Pool(node.name, [self.value(x)], "max", window))
 
@@ -283,6 +294,7 @@ def avg_pool2d(self: Lowering, node: Node) -> None:
 def adaptive_pool(kind: str) -> Callable[[Lowering, Node], None]:
     def rule(self: Lowering, node: Node) -> None:
         name = self.value(node.args[0])
+        self.refuse_indices(node)
         _, height, width = self.result.shapes[name]
         rows, columns = self.result.shapes[node.name][1:]
         if kind == "mean" and rows == columns == 1:
@@ -324,6 +336,8 @@ def cat(self: Lowering, node: Node) -> None:
 
 def reshape(self: Lowering, node: Node) -> None:
     source = node.args[0]
+    if node.op == "aten.squeeze.default":
+        raise Unknown("of one image it takes the batch too")
     if not isinstance(source, Ref) or self.result.root(source.name) not in self.result.shapes:
         raise Unknown
     if np.prod(self.result.forms[source.name]) != np.prod(self.result.forms[node.name]):
@@ -350,7 +364,7 @@ RULES: dict[str, Callable[[Lowering, Node], None]] = {
     "relu6": activation(lambda node: Activation(low=0.0, high=6.0)),
     "hardtanh": activation(hardtanh),
     "clamp": activation(clamp),
-    "clamp_min": activation(lambda node: Activation(low=float(node.args[1]))),
+    "clamp_min": activation(clamp),
     "leaky_relu": activation(leaky_relu),
     **{name: activation(partial(named, name)) for name in ("hardswish", "hardsigmoid", "sigmoid", "silu", "tanh")},
     "max_pool2d": max_pool2d,
