@@ -7,6 +7,8 @@ import dataclasses
 import gc
 import os
 import sys
+import sysconfig
+import traceback
 import warnings
 from dataclasses import dataclass
 from inspect import getdoc
@@ -119,13 +121,13 @@ def evaluate(run: Annotated[Path, tyro.conf.Positional], device: str = "auto") -
     print(f"accuracy {metrics['accuracy']:.2%}  loss {metrics['test_loss']:.4f}  ({data.sizes[1]} images)")
 
 
-def summary(what: Annotated[str, tyro.conf.Positional], classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32)) -> None:
+def summary(what: Annotated[str, tyro.conf.Positional], classes: int = 10, shape: tuple[int, int, int] | None = None) -> None:
     """Shapes, density, parameters and FLOPs of every layer of a run, a checkpoint or a model.
 
     Args:
         what: the folder of a run, RUN/checkpoints/step-N, or a model's name.
         classes: of a model that is given by name.
-        shape: of its images: channels, height, width.
+        shape: of its images: channels, height, width; by default 3 32 32, or 1 8 8 for digits.
     """
     from optg.terminal import wide_console
     from optg.training.inspect import table
@@ -342,4 +344,9 @@ def main() -> None:
 
 def expected(error: Exception) -> bool:
     """Is this about what a user gave, and says all there is to say? Then it needs no traceback."""
-    return isinstance(error, (ValueError, OSError)) or type(error).__name__ in ("InUse", "Diverged", "Disagreement")
+    if type(error).__name__ in ("InUse", "Diverged", "Disagreement"):
+        return True
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    known = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), "<")
+    strange = [name for name in frames if not name.startswith(known)]  # a model or dataset of the user's own
+    return isinstance(error, (ValueError, OSError)) and not strange

@@ -67,11 +67,8 @@ def open_subject(subject: Subject) -> Trained:
     torch.manual_seed(0)
     model = models.build(subject.what, classes)
     prune_at_random(model, subject.sparsity)
-    try:
+    with models.taking(subject.what, shape, "give another --shape"):
         settle_norms(model, shape)
-    except (RuntimeError, ValueError) as error:
-        size, reason = "×".join(map(str, shape)), next(iter(str(error).splitlines()), "")
-        raise ValueError(f"{subject.what} does not take images of {size}; give another --shape ({reason})") from error
     name = f"{subject.what} with random weights and random ERK masks of sparsity {subject.sparsity:g}"
     return Trained(model.eval(), About(name, classes, shape, account=account_of(model, torch.zeros(1, *shape))))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import optg
@@ -27,7 +26,7 @@ from optg.deploy.packed import About, Values, appearing
 from optg.training import checkpoint, recipe
 from optg.training.folder import is_run
 from optg.training.recipe import Plan, RecipeError
-from optg.training.run import reopen, revision
+from optg.training.run import inputs_of, reopen, revision
 
 Form = Literal["packed", "safetensors", "onnx"]
 SUFFIXES: dict[Form, str] = {"packed": ".optg", "safetensors": ".dense.safetensors", "onnx": ".onnx"}
@@ -89,7 +88,8 @@ def known(run: Path) -> tuple[Plan, dict[str, Any]]:
     """A run's plan, and its summary; of a run that has not ended, what its data says."""
     plan = recipe.load(str(run / "recipe.toml"))
     if (run / "summary.json").is_file():
-        return plan, json.loads((run / "summary.json").read_text())
+        classes, shape = inputs_of(run)
+        return plan, json.loads((run / "summary.json").read_text()) | {"classes": classes, "shape": shape}
     data = load_data(plan.recipe)
     return plan, {"classes": data.classes, "shape": data.shape}
 
@@ -227,7 +227,7 @@ def write_safetensors(output: Path, trained: Trained) -> None:
     tensors = {name: t.detach().contiguous() for name, t in trained.model.state_dict().items()}
     facts = {"format": "pt", "optg": json.dumps(dataclasses.asdict(trained.about))}
     with appearing(output) as partial:
-        save_file(checkpoint.separate(tensors), partial, facts)
+        checkpoint.write_tensors(partial, tensors, facts)
 
 
 def write_onnx(output: Path, trained: Trained) -> float:

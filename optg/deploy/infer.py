@@ -65,6 +65,8 @@ def read(path: Path, about: About) -> Tensor:
     assert about.mean is not None and about.std is not None
     try:
         with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"its pixels have more than 8 bits a channel (mode {image.mode}); expected 8")
             side = about.centre * min(image.size)
             left, top = (image.width - side) / 2, (image.height - side) / 2
             box = (left, top, left + side, top + side)

@@ -190,8 +190,8 @@ def load(name: str, choice: Choice | None = None) -> Experiment:
         if place not in places:
             raise ValueError(f"{name} does not run on {place!r}; expected {', '.join(places)}")
     chosen_places = choice.on or tuple(said.get("default", places[:1]))
-    rows = pick("row", choice.only, [as_row(row) for row in said["rows"]])
-    columns = chosen_columns(said, choice)
+    rows = pick(name, "row", choice.only, [as_row(row) for row in said["rows"]])
+    columns = chosen_columns(name, said, choice)
     for column in columns:
         for place in chosen_places:
             for row in rows:
@@ -231,19 +231,20 @@ def as_columns(said: dict[str, Any]) -> list[dict[str, Any]]:
     return [column if isinstance(column, dict) else {"label": f"{column:g}", "sparsity": column} for column in columns]
 
 
-def chosen_columns(said: dict[str, Any], choice: Choice) -> list[dict[str, Any]]:
+def chosen_columns(name: str, said: dict[str, Any], choice: Choice) -> list[dict[str, Any]]:
     columns = as_columns(said)
     if choice.columns:
-        return pick("column", choice.columns, columns)
+        return pick(name, "column", choice.columns, columns)
     if choice.sparsity and all("sparsity" in column for column in columns):
         return [{"label": f"{100 * s:g}", "sparsity": 100 * s} for s in choice.sparsity]
     return [column for column in columns if choice.asked or not column.get("asked")]
 
 
-def pick(what: str, wanted: tuple[str, ...], known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def pick(experiment: str, what: str, wanted: tuple[str, ...], known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for name in wanted:
         if not any(name in (one["label"], one.get("method")) for one in known):
-            raise ValueError(f"there is no {what} {name!r}; {nearest(name, [one['label'] for one in known])}")
+            labels = [one["label"] for one in known if one["label"]]
+            raise ValueError(f"{experiment} has no {what} {name!r}" + (f"; {nearest(name, labels)}" if labels else ""))
     return [one for one in known if not wanted or one["label"] in wanted or one.get("method") in wanted]
 
 

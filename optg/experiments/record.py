@@ -88,7 +88,7 @@ def known(output: Path, recorded: Summaries) -> Summaries:
     found = dict(recorded)
     for path in sorted(output.glob("*/summary.json")):
         try:
-            summary = checked(json.loads(path.read_text()), str(path))
+            summary = checked(json.loads(path.read_text(errors="replace")), str(path))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is damaged ({error}); delete it, and its run ends again from its checkpoint") from None
         found[key_of(summary)] = summary

@@ -247,7 +247,10 @@ class Runner:
                 signal.signal(number, handler)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on: the first lets runs save and stop, a second stops them at once."""
+        """Pass a signal on: the first lets runs save and stop, a second stops them at once. In this process, a run that
+        trains hears it itself; before it does, there is nothing to save."""
+        if self.jobs == 0:
+            raise SystemExit(128 + number)
         self.signal, self.signals = number, self.signals + 1
         if self.signals == 1:
             self.say(f"runs save and stop: {len(self.running)}; once more: at once")

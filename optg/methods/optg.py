@@ -10,6 +10,7 @@ kept and removed weights alike; each epoch keeps the top scores of all layers to
 A removed weight comes back with the value it had.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -37,10 +38,14 @@ class OptG(Gradual):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}; expected at least 0 and below 1")
         if isinstance(self.score_lr, str):
             refuse_unknown("score_lr", self.score_lr, ("sparsity", "weight"))
         else:
             self.score_lr = float(self.score_lr)
+            if not 0 < self.score_lr < math.inf:
+                raise ValueError(f"score_lr is {self.score_lr}; expected more than 0, 'sparsity' or 'weight'")
 
     @property
     def freezes_dormant(self) -> bool:

@@ -8,7 +8,8 @@ A model is a function of the number of classes that returns a plain `nn.Module`.
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -40,7 +41,17 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 ELSEWHERE = ("torchvision:NAME", "timm:NAME", "package.module:function")
 
-__all__ = ["ELSEWHERE", "MODELS", "build"]
+__all__ = ["ELSEWHERE", "MODELS", "build", "taking"]
+
+
+@contextmanager
+def taking(name: str, shape: Sequence[int], instead: str) -> Iterator[None]:
+    """Say so where a model does not take images of that shape, and what to do instead."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        size, reason = "×".join(map(str, shape)), next(iter(str(error).splitlines()), "")
+        raise ValueError(f"{name} does not take images of {size}; {instead} ({reason})") from error
 
 
 def build(name: str, classes: int) -> nn.Module:

@@ -27,7 +27,7 @@ class Damaged(Exception):
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint, then remove all but the last `keep`."""
+    """Write a checkpoint, then remove those of later steps, which were damaged, and all but the last `keep`."""
     folder.mkdir(exist_ok=True)
     for left in folder.glob(f"{PARTIAL}*"):  # of a run that died while writing
         shutil.rmtree(left)
@@ -49,18 +49,22 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], values: dict[str, 
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in list_steps(folder)[:-keep]:
-        shutil.rmtree(old)
+    steps = list_steps(folder)
+    here = steps.index(final) + 1
+    for other in [*steps[: max(0, here - keep)], *steps[here:]]:
+        shutil.rmtree(other)
     return final
 
 
 def load_newest(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
     """The newest checkpoint that is whole; damaged ones are named in a warning and passed over."""
-    for path in reversed(list_steps(folder)):
+    steps = list_steps(folder)
+    for path in reversed(steps):
         try:
             return path, *load(path)
         except Damaged as error:
-            warnings.warn(f"checkpoint {path.name} is damaged ({error}); taking the one before", stacklevel=2)
+            instead = "taking the one before" if path != steps[0] else "there is none before: training begins anew"
+            warnings.warn(f"checkpoint {path.name} is damaged ({error}); {instead}", stacklevel=2)
     return None
 
 
@@ -98,10 +102,13 @@ def unpack(bits: Tensor, shape: list[int]) -> Tensor:
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=int(np.prod(shape))).astype(bool)).reshape(shape)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """One safetensors file, on the disk when this returns."""
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] | None = None) -> None:
+    """One safetensors file, on the disk when this returns, for whoever may read new files."""
     try:
-        save_file(separate(tensors), path)
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(separate(tensors), path, facts)
+        path.chmod(mode)
     except SafetensorError as error:  # a full disk, for one
         raise OSError(f"{path} could not be written: {error}") from None
     sync(path)

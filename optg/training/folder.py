@@ -2,8 +2,9 @@
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +50,26 @@ class RunFolder:
         sync(self.path)
 
     def log(self, row: dict[str, Any]) -> None:
-        """One more line of metrics."""
+        """One more line of metrics, on the disk before a checkpoint says that its epoch is done."""
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def forget_after(self, step: int) -> None:
-        """Drop metrics of steps that will be done again, and a line that was cut off."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return
-        rows = []
-        for line in path.read_text().splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if row["step"] <= step:
-                rows.append(line + "\n")
-        self.write("metrics.jsonl", "".join(rows))
+        """Drop metrics of steps that will be done again, and lines that were cut off or damaged."""
+        if (self.path / "metrics.jsonl").exists():
+            self.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step))
 
     def metrics(self) -> list[dict[str, Any]]:
-        path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        """The rows that are whole."""
+        path, rows = self.path / "metrics.jsonl", []
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("step"), int) and "seconds" in row:
+                    rows.append(row)
+        return rows
 
 
 def in_use(path: Path) -> bool:

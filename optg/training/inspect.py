@@ -10,7 +10,7 @@ from optg.accounting import count
 from optg.training.run import inputs_of, reopen
 
 
-def table(what: str, classes: int, shape: tuple[int, ...]) -> Table:
+def table(what: str, classes: int, shape: tuple[int, ...] | None) -> Table:
     path = Path(what)
     if path.is_dir():
         classes, shape = inputs_of(path)
@@ -18,12 +18,12 @@ def table(what: str, classes: int, shape: tuple[int, ...]) -> Table:
     elif "/" in what and ":" not in what:
         raise ValueError(f"there is no folder {what}; expected that of a run, RUN/checkpoints/step-N, or a model's name")
     else:
-        model = models.build(what, classes)
-    account = count(model, torch.zeros(1, *shape, dtype=next(model.parameters()).dtype))
+        model, shape = models.build(what, classes), shape or ((1, 8, 8) if what == "digits" else (3, 32, 32))
+    with models.taking(what, shape, "give another --shape"):
+        account = count(model, torch.zeros(1, *shape, dtype=next(model.parameters()).dtype))
     made = Table(title=what, title_justify="left")
-    made.add_column("layer", overflow="fold")
-    for column in ("shape", "weights", "kept", "density", "positions", "FLOPs"):
-        made.add_column(column, justify="right")
+    for column in ("layer", "shape", "weights", "kept", "density", "positions", "FLOPs"):
+        made.add_column(column, justify="left" if column == "layer" else "right", overflow="fold")
 
     def row(name: str, dims: str, size: int, kept: int, positions: str, flops: int, style: str = "") -> None:
         made.add_row(name, dims, f"{size:,}", f"{kept:,}", f"{kept / size:.2%}", positions, f"{flops:,}", style=style)

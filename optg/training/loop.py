@@ -33,7 +33,7 @@ def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, s
     recipe, data, model, sparsifier, clock = setup.recipe, setup.data, setup.model, setup.sparsifier, setup.sparsifier.clock
     tally, masks, vote = Tally(sparsifier), SameMasks(sparsifier, parallel), Votes(parallel)
     resume(setup, folder, parallel, report, tally)
-    metrics: dict[str, Any] = (folder.metrics() or [{}])[-1]
+    metrics: dict[str, Any] = (folder.metrics() or [{}])[-1]  # of the last epoch, where all are done
     saved = time.monotonic()
 
     def save() -> None:
@@ -70,6 +70,8 @@ def train(setup: Setup, folder: RunFolder, parallel: Parallel, report: Report, s
             tally.clear()
             if clock.finished or parallel.any(time.monotonic() - saved > 6 * saving.minutes):
                 save()
+    if parallel.any(metrics.get("step") != clock.step):  # trained to the end before, and the last row is lost
+        metrics = evaluate(model, data, recipe, parallel) | {"unreadable": 0}
     sparsifier.finish()
     return metrics
 

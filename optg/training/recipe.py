@@ -79,7 +79,7 @@ def load(given: str) -> Plan:
         path = Path(given)
         if not path.is_file():
             raise RecipeError(f"there is no recipe file {given}")
-        return read(path.read_text(), given, path.parent.name if path.name == "recipe.toml" else path.stem)
+        return read(path.read_text(errors="replace"), given, path.parent.name if path.name == "recipe.toml" else path.stem)
     if given not in names():
         raise RecipeError(f"unknown recipe {given!r}; {nearest(given, names())}; or give the path of a .toml file")
     name, _, variant = given.partition(":")
@@ -91,7 +91,10 @@ def read(text: str, where: str, name: str, variant: str = "") -> Plan:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{where} is not TOML: {error}") from None
-    changed = values.pop("variants", {}).get(variant, {})
+    variants = values.pop("variants", {})
+    if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
+        raise RecipeError(f"{where}: variants holds a table of settings for each variant, such as [variants.authors]")
+    changed = variants.get(variant, {})
     changed_methods = changed.pop("methods", {})
     values |= changed
     method, methods = values.pop("method", "optg"), values.pop("methods", {})
@@ -101,9 +104,20 @@ def read(text: str, where: str, name: str, variant: str = "") -> Plan:
             raise RecipeError(f"{where}: unknown setting {key!r}; {nearest(key, known)}")
     if not isinstance(methods, dict) or not all(isinstance(options, dict) for options in methods.values()):
         raise RecipeError(f"{where}: methods holds a table of options for each method, such as [methods.rigl]")
+    if not isinstance(method, str):
+        raise RecipeError(f'{where}: method is {method!r}; expected a name, such as "optg"')
+    refuse_unknown_methods(where, methods)
     hints = get_type_hints(Recipe)
     recipe = Recipe(**{key: converted(f"{where}: {key}", value, hints[key]) for key, value in values.items()})
     return Plan(check(recipe, where), method, methods | changed_methods, name)
+
+
+def refuse_unknown_methods(where: str, methods: dict[str, Any]) -> None:
+    from optg.methods import METHODS
+
+    for name in methods:
+        if name not in METHODS:
+            raise RecipeError(f"{where}: [methods.{name}] is of no method; {nearest(name, METHODS)}")
 
 
 def converted(what: str, value: Any, kind: Any) -> Any:
@@ -156,6 +170,8 @@ def check(recipe: Recipe, where: str) -> Recipe:
         "weight_decay": (recipe.weight_decay >= 0, "at least 0"),
         "warmup": (0 <= recipe.warmup < recipe.epochs, "at least 0 and below epochs"),
         "cycles": (1 <= recipe.cycles <= recipe.epochs, "at least 1 and at most epochs"),
+        "seed": (0 <= recipe.seed < 2**63, "at least 0 and below 2^63"),
+        "gamma": (0 < recipe.gamma < float("inf"), "above 0"),
         "milestones": (all(0 < m < 1 for m in recipe.milestones), "shares of training, between 0 and 1"),
         "hold": (0 <= recipe.hold < 1, "at least 0 and below 1"),
         "label_smoothing": (0 <= recipe.label_smoothing < 1, "at least 0 and below 1"),

@@ -1,5 +1,6 @@
 """What a person sees while a run trains: a progress bar in a terminal, a line for each epoch in a log."""
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ class Report:
         self.board_folder = board
         self.board: Board | None = None
         self.live = console.is_terminal and not silent
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
-        self.bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not self.live)
+        self.wide = console.width >= 120  # is there room for all?
+        columns = (BarColumn(None if self.wide else 10), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+        description = (TextColumn("{task.description}"),) if self.wide else ()
+        self.bar = Progress(*description, *columns, TimeRemainingColumn(), console=console, disable=not self.live)
         self.task: TaskID | None = None
         self.name, self.last = name, 0.0
         self.accuracy: float | None = None
@@ -39,8 +42,14 @@ class Report:
             self.board.close()
 
     def say(self, text: str) -> None:
-        if not self.silent:
+        """To whoever reads; when they have gone, the run saves and stops, as on SIGTERM."""
+        if self.silent:
+            return
+        try:
             self.console.print(text, highlight=False, soft_wrap=True)
+        except (BrokenPipeError, SystemExit):  # rich makes the one of the other
+            self.silent = True
+            signal.raise_signal(signal.SIGTERM)
 
     def step(self, sparsifier: Sparsifier, losses: list[Tensor], batch: int) -> None:
         if not self.live or time.monotonic() - self.last < EVERY:
@@ -50,9 +59,10 @@ class Report:
             self.task = self.bar.add_task(self.name, total=clock.total, text="")
         loss = float(torch.stack(losses[-20:]).mean())
         speed = (self.bar.tasks[self.task].speed or 0.0) * batch
-        accuracy = f"accuracy {self.accuracy:.2%}  " if self.accuracy is not None else ""  # none before the first epoch ends
-        text = f"epoch {clock.epoch}/{clock.epochs}  loss {loss:.3f}  {accuracy}"
-        text += f"sparsity {sparsifier.sparsity:.2%}  {speed:,.0f} images/s"
+        accuracy = f"  accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""  # none before the first epoch ends
+        text = f"epoch {clock.epoch}/{clock.epochs}  loss {loss:.3f}{accuracy}"
+        if self.wide:
+            text += f"  sparsity {sparsifier.sparsity:.2%}  {speed:,.0f} images/s"
         self.bar.update(self.task, completed=clock.step, text=text)
 
     def metrics(self, row: dict[str, Any], epochs: int) -> None:

@@ -1,8 +1,10 @@
 """A run from its plan to its folder: what `optg train` does, and what later commands read back."""
 
+import contextlib
 import dataclasses
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -38,13 +40,15 @@ def run(
     plan: Plan, path: Path, parallel: Parallel, saving: Saving, console: Console, tensorboard: bool = False
 ) -> dict[str, Any]:
     """Train, or go on training, and leave recipe, metrics, summary and model in the folder."""
-    folder, setup = RunFolder(path), set_up(plan, parallel)
+    folder = RunFolder(path)
+    if (summary := ended(plan, folder)) is not None:
+        return summary if parallel.first else {}
+    setup = set_up(plan, parallel)
     if not parallel.first:
         with Report(path.name, console, silent=True) as report:
             train(setup, folder, parallel, report, saving)
             gather_model(setup)
             return {}  # the first process sums it up
-    refuse_other_plan(plan, folder)
     with folder.locked(), Report(path.name, console, board=path if tensorboard else None) as report:
         folder.write("recipe.toml", recipe.dump(plan))
         metrics = train(setup, folder, parallel, report, saving)
@@ -55,17 +59,31 @@ def run(
         return summary
 
 
+def ended(plan: Plan, folder: RunFolder) -> dict[str, Any] | None:
+    """The summary of a run that was trained to its end: by whom and with what stays written there."""
+    refuse_other_plan(plan, folder)
+    if not is_run(folder.path) or not (folder.path / "model.safetensors").is_file():
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        summary = json.loads((folder.path / "summary.json").read_text())
+        if isinstance(summary, dict) and {"accuracy", "sparsity", "flops", "dense_flops"} <= summary.keys():
+            return summary
+    return None
+
+
 def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
+    """A folder belongs to one recipe, as soon as there is something in it to lose."""
     path = folder.path / "recipe.toml"
-    if not path.exists():
+    if not path.exists() or not (list_steps(folder.checkpoints) or folder.metrics() or (folder.path / "summary.json").exists()):
         return
     before, now = (
         {line for line in text.splitlines() if not line.startswith("folder = ")}  # data may have moved
-        for text in (path.read_text(), recipe.dump(plan))
+        for text in (path.read_text(errors="replace"), recipe.dump(plan))
     )
     if before != now:
-        changed = "; ".join(sorted(now - before) or sorted(before - now))
-        raise recipe.RecipeError(f"{folder.path} holds a run with another recipe ({changed} is new); give another --output")
+        new, gone = ("; ".join(line for line in sorted(lines) if line) for lines in (now - before, before - now))
+        changed = f"{new} is new" if new else f"{gone} is gone"
+        raise recipe.RecipeError(f"{folder.path} holds a run with another recipe ({changed}); give another --output")
 
 
 def gather_model(setup: Setup) -> dict[str, Tensor]:
@@ -98,7 +116,7 @@ def summary_of(
         "hardware": hardware(),
         "versions": {"optg": optg.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "revision": revision(),
-        "command": " ".join(["optg", *sys.argv[1:]]),
+        "command": shlex.join(["optg", *sys.argv[1:]]),
     }
 
 
@@ -136,7 +154,8 @@ def reopen(path: Path, classes: int) -> tuple[Plan, nn.Module]:
         tensors = open_checkpoint(path)[0] if saved else load_file(weights)
         model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.") or not saved})
     except (SafetensorError, RuntimeError) as error:
-        raise recipe.RecipeError(f"{weights} is damaged or of another model: {str(error).splitlines()[0]}") from None
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        raise recipe.RecipeError(f"{weights} is damaged or of another model: {reason}") from None
     return plan, model
 
 
@@ -157,7 +176,12 @@ def inputs_of(path: Path) -> tuple[int, tuple[int, ...]]:
         raise recipe.RecipeError(f"{path} has no summary.json: it is not the folder of a run, or the run has not ended{hint}")
     try:
         known = open_checkpoint(path)[1] if is_checkpoint(path) else json.loads(summary.read_text())
-        return known["classes"], tuple(known["shape"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+        classes, shape = int(known["classes"]), tuple(map(int, known["shape"]))
+        if classes < 1 or not shape or min(shape) < 1:
+            raise ValueError
+        return classes, shape
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, recipe.RecipeError):
+            raise
         where = path if is_checkpoint(path) else summary
         raise recipe.RecipeError(f"{where} is damaged, or of another version: it does not say classes and shape") from None

@@ -11,6 +11,7 @@ from optg import data as datasets
 from optg import models
 from optg.data import Data
 from optg.methods import IMP
+from optg.probe import undisturbed
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel
 from optg.training.recipe import Plan, Recipe, build_method
@@ -37,6 +38,9 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
         world=parallel.world,
     )  # fmt: skip
     model = models.build(recipe.model, data.classes).to(parallel.device)
+    image = torch.zeros(1, *data.shape, device=parallel.device, dtype=next(model.parameters()).dtype)
+    with models.taking(recipe.model, data.shape, f"those of {recipe.data} are"), undisturbed(model), torch.no_grad():
+        model.eval()(image)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = parallel.wrap(model)

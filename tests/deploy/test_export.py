@@ -136,12 +136,15 @@ def test_onnx_is_checked_by_onnxruntime(run: Path, cli: Cli, tmp_path: Path, mon
     monkeypatch.setattr(export, "to_onnx", lambda model, example, path: write_other(model, example, path))
     code, _, err = cli("export", run, "--to", "onnx", "--output", tmp_path / "m.onnx")
     assert code == 2 and "differ from torch's by" in err
+    monkeypatch.setattr(export, "to_onnx", lambda model, example, path: write_other(model, example, path, torch.nan))
+    code, _, err = cli("export", run, "--to", "onnx", "--output", tmp_path / "m.onnx")
+    assert code == 2 and "differ from torch's by nan" in err
     assert (tmp_path / "m.onnx").read_bytes() == before and os.listdir(tmp_path) == ["m.onnx"]
 
 
-def write_other(model: torch.nn.Module, example: torch.Tensor, path: Path, to_onnx=export.to_onnx) -> None:
+def write_other(model: torch.nn.Module, example: torch.Tensor, path: Path, value: float = 0.0, to_onnx=export.to_onnx) -> None:
     """An ONNX file of a model that is not the one it is said to be."""
-    other = torch.nn.Sequential(model, torch.nn.Threshold(0.1, 0.0))
+    other = torch.nn.Sequential(model, torch.nn.Threshold(0.1, value))
     to_onnx(other, example, path)
 
 
@@ -209,6 +212,9 @@ def test_images_are_seen_as_in_training(tmp_path: Path) -> None:
     torch.testing.assert_close(found, torch.tensor([1.0, -0.05, 0.0])[:, None, None].expand(3, 4, 4))
     grey = infer.read(tmp_path / "a.png", About("a", 10, (1, 2, 2), (0.0,), (1.0,)))
     assert grey.shape == (1, 2, 2)
+    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(tmp_path / "deep.png")
+    with pytest.raises(ValueError, match=r"its pixels have more than 8 bits a channel \(mode I"):
+        infer.read(tmp_path / "deep.png", about)
     with pytest.raises(ValueError, match="images of 5 channels"):
         infer.read(tmp_path / "a.png", About("a", 10, (5, 4, 4), (0.0,) * 5, (1.0,) * 5))
 

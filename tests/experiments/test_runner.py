@@ -229,6 +229,18 @@ def test_several_experiments_share_their_runs_and_jobs(tmp_path, capsys):
     assert said.count("Tab. A4") == 1 and "schedules.png" in said
 
 
+def test_a_signal_before_a_run_trains_stops_it_at_once(tmp_path, monkeypatch, capsys):
+    """In this process: a run that is being set up has nothing to save."""
+    from optg.training import run
+
+    def signalled(*args):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(run, "set_up", signalled)
+    assert reproduce(Reproduce(("alpha",), output=tmp_path, **SMALL)) == 130
+    assert "stopped with 0 of 3 runs done; the same command goes on from there" in capsys.readouterr().out
+
+
 def test_masks_are_trained_on_the_weights_of_a_trained_model(tmp_path):
     from safetensors.torch import load_file
 

@@ -44,6 +44,8 @@ def test_the_last_ones_are_kept(tmp_path):
     for step in (1, 5, 20, 100):
         checkpoint.save(tmp_path, step, *example(step), keep=2)
     assert [p.name for p in checkpoint.list_steps(tmp_path)] == ["step-000000020", "step-000000100"]
+    checkpoint.save(tmp_path, 30, *example(30), keep=2)  # the run went on from step 20: 100 was damaged
+    assert [p.name for p in checkpoint.list_steps(tmp_path)] == ["step-000000020", "step-000000030"]
 
 
 @pytest.mark.parametrize("file", ["tensors.safetensors", "values.json"])
@@ -68,7 +70,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, file, harm)
 def test_none_is_left_if_all_are_damaged(tmp_path):
     path = checkpoint.save(tmp_path, 1, *example(), keep=2)
     (path / "values.json").write_text(json.dumps({"body": "{}", "checksum": "0"}))
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="there is none before: training begins anew"):
         assert checkpoint.load_newest(tmp_path) is None
 
 

@@ -73,6 +73,11 @@ def test_options_that_are_none_survive_too(method):
         ("nesterov = true\nmomentum = 0.0", "nesterov is True; expected false where momentum is 0"),
         ("folder = 3", "folder is 3; expected str or none"),
         ("methods = 3", "methods holds a table of options for each method"),
+        ("variants = 3", "variants holds a table of settings for each variant"),
+        ("method = 3", "method is 3; expected a name"),
+        ("[methods.opgt]\nalpha = 1.0", "[methods.opgt] is of no method; did you mean 'optg'?"),
+        ("gamma = nan", "gamma is nan; expected above 0"),
+        ("seed = 99999999999999999999", "seed is 99999999999999999999; expected at least 0"),
     ],
 )
 def test_a_wrong_recipe_is_refused_with_what_and_where(text, message):

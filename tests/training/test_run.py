@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -337,5 +338,83 @@ def test_data_may_have_moved_since(tmp_path):
     (tmp_path / "recipe.toml").write_text(recipe.dump(before))
     refuse_other_plan(after, folder)
     after.recipe.lr = 0.3
+    refuse_other_plan(after, folder)  # there is nothing to lose yet
+    (folder.checkpoints / "step-000000001").mkdir(parents=True)
     with pytest.raises(recipe.RecipeError, match=r"\(lr = 0.3 is new\)"):
         refuse_other_plan(after, folder)
+    before.methods = {"optg": {"alpha": 1.0}}
+    (tmp_path / "recipe.toml").write_text(recipe.dump(before))
+    with pytest.raises(recipe.RecipeError, match=r"\(\[methods.\"optg\"\]; alpha = 1.0 is gone\)"):
+        refuse_other_plan(Plan(before.recipe), folder)
+
+
+def test_a_run_that_failed_at_once_does_not_stand_in_the_way(tmp_path, monkeypatch, capsys):
+    command = ("train", *SMALL, "--epochs", "2", "--output", str(tmp_path / "run"))
+    with pytest.raises(SystemExit, match="2"):
+        call(monkeypatch, *command, "--model", "resnet20")
+    assert "resnet20 does not take images of" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_left_as_it_is(undisturbed, tmp_path, monkeypatch):
+    folder = tmp_path / "copy"
+    shutil.copytree(undisturbed, folder)
+    shutil.rmtree(folder / "checkpoints")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    call(monkeypatch, "train", *SMALL, "--keep", "3", "--output", str(folder))
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("harm", ["last", "all", "garbage", "gone"])
+def test_a_lost_row_of_metrics_costs_no_accuracy(undisturbed, tmp_path, monkeypatch, harm):
+    folder = tmp_path / "copy"
+    shutil.copytree(undisturbed, folder)
+    expected = json.loads((folder / "summary.json").read_text())["accuracy"]
+    lines = open_lines(folder / "metrics.jsonl")
+    assert json.loads(lines[-2])["accuracy"] != expected
+    (folder / "summary.json").unlink()
+    left = {"last": "\n".join(lines[:-1]) + "\n" + lines[-1][:-20], "all": "", "garbage": '[1, 2]\n{"epoch": 3}\n\udcff\n'}
+    (folder / "metrics.jsonl").write_text(left.get(harm, ""), errors="surrogateescape")
+    if harm == "gone":
+        (folder / "metrics.jsonl").unlink()
+    call(monkeypatch, "train", *SMALL, "--output", str(folder))
+    assert json.loads((folder / "summary.json").read_text())["accuracy"] == expected
+
+
+def test_who_stops_reading_stops_the_run_and_loses_nothing(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 143, process.stderr and process.stderr.read()
+    assert list((folder / "checkpoints").glob("step-*"))
+    assert optg("train", *SMALL, folder=folder).returncode == 0
+    assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_new_files_can_be_read_by_whoever_may(undisturbed):
+    modes = {path.stat().st_mode & 0o777 for path in undisturbed.rglob("*") if path.is_file()}
+    assert len(modes) == 1
+
+
+def test_a_command_can_be_given_again(tmp_path, monkeypatch):
+    folder = tmp_path / "a run, <b>ü"
+    call(monkeypatch, "train", *SMALL, "--epochs", "2", "--output", str(folder))
+    assert shlex.split(json.loads((folder / "summary.json").read_text())["command"])[-1] == str(folder)
+
+
+def test_an_error_in_ones_own_code_says_where(tmp_path):
+    (tmp_path / "mine.py").write_text("def data(folder):\n    x, y, z = [1, 2]\n")
+    command = [sys.executable, "-m", "optg", "train", "--data", "mine:data", "--output", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 1 and "mine.py" in done.stderr and "line 2" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["digits", "vgg19"])
+def test_models_have_a_shape_of_their_own(name, monkeypatch, capsys):
+    call(monkeypatch, "summary", name)
+    assert "all parameters" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        call(monkeypatch, "summary", name, "--shape", "2", "8", "8")
+    assert f"{name} does not take images of 2×8×8; give another --shape" in capsys.readouterr().err
