@@ -410,11 +410,12 @@ ATTACHED: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 def as_tuple(patterns: Pattern | Iterable[Pattern]) -> tuple[Pattern, ...]:
-    found = tuple(patterns) if isinstance(patterns, (list, tuple, set, frozenset)) else (patterns,)
+    alone = isinstance(patterns, (str, type, nn.Module)) or not isinstance(patterns, Iterable)
+    found: list[Any] = [patterns] if alone else list(patterns)  # type: ignore[arg-type]
     for pattern in found:
         if not isinstance(pattern, (str, type)):
             raise TypeError(f"{pattern!r} is no pattern; expected a module class or the name of a layer, such as 'encoder.*'")
-    return found
+    return tuple(found)
 
 
 def resolve(method: str | Method) -> tuple[str, Method]:

@@ -50,6 +50,8 @@ def taking(name: str, shape: Sequence[int], instead: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        if name not in MODELS and not name.startswith(("torchvision:", "timm:")):
+            raise  # one's own model: where it fails is the user's to see
         size, reason = "×".join(map(str, shape)), next(iter(str(error).splitlines()), "")
         raise ValueError(f"{name} does not take images of {size}; {instead} ({reason})") from error
 
