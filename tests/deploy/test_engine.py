@@ -251,6 +251,23 @@ def test_two_windows_on_one_value(isa: str, poisoned: None) -> None:
         assert difference(made, 1, isa, torch.randn(batch, 6, 4, 4), cut=0) < 1e-5, (first, second, batch)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("op", ["aten.mean.dim", "aten.relu.default", "aten.softmax.int", "aten.add.Tensor"])
+def test_some_pixels_for_one_and_all_for_another(op: str, isa: str, poisoned: None) -> None:
+    """A convolution that skips pixels has a place of its own, which is no model for others."""
+    torch.manual_seed(9)
+    args = {"aten.mean.dim": ([2, 3], True), "aten.softmax.int": (1,), "aten.add.Tensor": (Ref("x"),)}.get(op, ())
+    for size, stride, batch in product([(2, 8), (9, 7)], (2, 3), (1, 3, 16)):
+        nodes = [
+            Node("c", "aten.conv2d.default", (Ref("x"), Ref("w"), None, [stride, stride], [0, 0], [1, 1], 1)),
+            Node("o", op, (Ref("x"), *args)),
+        ]
+        made = graph(nodes, (Ref("c"), Ref("o")), {"w": torch.randn(4, 4, 1, 1)}, (4, *size))
+        x = torch.randn(batch, 4, *size)
+        for got, exact in zip(compiled(made, isa=isa, cut=0)(x), run(made, x), strict=True):
+            assert torch.allclose(got, exact, atol=1e-5), (size, stride, batch)
+
+
 @pytest.mark.parametrize("padding", [(1, 0), (0, 1), (1, 1)])
 def test_one_pixel_and_padding_in_every_tile(padding: tuple[int, int]) -> None:
     torch.manual_seed(8)

@@ -152,9 +152,10 @@ class Program:
         return grid, -(-shape[1] // grid.rows), -(-shape[2] // grid.columns)
 
     def found(self, name: str, images: int) -> tuple[Grid, int, int]:
-        """The grid that a value has, or will get."""
-        if place := self.primary(name, images):
-            return place.layout.grid, place.layout.rows, place.layout.columns
+        """The grid that a value has, or will get; a place of some of its pixels is none of the value."""
+        for place in self.places.get((name, images), []):
+            if place.every == 1:
+                return place.layout.grid, place.layout.rows, place.layout.columns
         return self.grid(self.segment.shapes[name], images)
 
     def layouts(self, op: Op, images: int) -> Use:
