@@ -332,17 +332,22 @@ def main() -> None:
     except BrokenPipeError:  # optg … | head: who reads has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if interrupted(error):
+            print("Interrupted.", file=sys.stderr)
+            sys.exit(130)
         if not expected(error):
             raise
         print(f"optg: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        sys.exit(130)
 
 
-def expected(error: Exception) -> bool:
+def interrupted(error: BaseException | None) -> bool:
+    """Was it Ctrl-C? Inside an import Python makes another error of it."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or interrupted(error.__cause__))
+
+
+def expected(error: BaseException) -> bool:
     """Is this about what a user gave, and says all there is to say? Then it needs no traceback."""
     if type(error).__name__ in ("InUse", "Diverged", "Disagreement"):
         return True

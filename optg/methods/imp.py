@@ -17,7 +17,7 @@ from torch import Tensor
 from optg.clock import Clock, cycle_length
 from optg.methods.base import Method
 from optg.probe import Probe
-from optg.weights import SparseWeights, bare, local, owned, piece_of
+from optg.weights import SparseWeights, bare, local, owned, parameters_by_name, piece_of
 
 
 @dataclass
@@ -66,14 +66,17 @@ class IMP(Method):
     def remember(self, weights: SparseWeights, clock: Clock) -> None:
         if clock.step != round(self.rewind * self.cycle(clock)):
             return
-        self.state["model"] = {name: t.detach().clone() for name, t in by_bare_name(self.model).items()}
+        mine = set(owned(weights.optimizer))
+        others = {name for name, p in parameters_by_name(self.model).items() if p not in mine}  # of others, or frozen
+        self.state["model"] = {n: t.detach().clone() for n, t in by_bare_name(self.model).items() if n not in others}
         states = enumerate(weights.optimizer.state.get(p, {}) for p in owned(weights.optimizer))
         tensors = ((f"{i} {key}", v) for i, state in states for key, v in state.items() if isinstance(v, Tensor))
         self.state["optimizer"] = {name: v.clone() for name, v in tensors}
 
     def go_back(self, weights: SparseWeights) -> None:
-        for name, tensor in by_bare_name(self.model).items():
-            local(tensor).copy_(piece_of(tensor, self.tensors("model")[name]))
+        now = by_bare_name(self.model)
+        for name, before in self.tensors("model").items():
+            local(now[name]).copy_(piece_of(now[name], before))
         for p in owned(weights.optimizer):
             weights.optimizer.state.pop(p, None)
         groups = [group for group in weights.optimizer.param_groups if group.get("fused") or group.get("capturable")]

@@ -231,3 +231,20 @@ def test_a_module_may_have_a_state_that_is_no_tensor():
     for batch in batches(TOTAL):
         step(model, opt, batch)
     assert sparsifier.sparsity >= TARGET
+
+
+def test_weights_of_another_optimizer_stay_as_they_are():
+    torch.manual_seed(0)
+    model = convnet()
+    head = model[-1]
+    others = [p for p in model.parameters() if all(p is not h for h in head.parameters())]
+    mine, theirs = OPTIMIZERS["sgd"](head.parameters()), OPTIMIZERS["adam"](others)
+    sparsifier = optg.sparsify(
+        model, mine, IMP(fraction=FRACTION), sparsity=TARGET, epochs=1, steps_per_epoch=TOTAL, include="7"
+    )
+    for i, batch in enumerate(batches(CYCLE)):
+        before = [p.detach().clone() for p in others]
+        step(model, mine, batch)  # the last of these goes back
+        assert all(torch.equal(a, b) for a, b in zip(before, others)), i
+        theirs.step()
+    assert sparsifier.sparsity > 0
