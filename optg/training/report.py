@@ -27,7 +27,8 @@ class Report:
         self.wide = console.width >= 120  # is there room for all?
         columns = (BarColumn(None if self.wide else 10), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
         description = (TextColumn("{task.description}"),) if self.wide else ()
-        self.bar = Progress(*description, *columns, TimeRemainingColumn(), console=console, disable=not self.live)
+        left = TextColumn("left"), TimeRemainingColumn()
+        self.bar = Progress(*description, *columns, *left, console=console, disable=not self.live)
         self.task: TaskID | None = None
         self.name, self.last = name, 0.0
         self.accuracy: float | None = None
