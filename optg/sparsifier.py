@@ -120,12 +120,14 @@ class Sparsifier:
             self._close()
             self.weights.check()
             self._given = None
-            closure = Closure.of(args, kwargs)
+            if closure := closure_of(args, kwargs):
+                with torch.enable_grad():
+                    loss = closure()  # on effective weights
             self._open = True
             self.weights.skipped = unscale(optimizer)
             self.weights.show_latent()
             self.method.after_backward(self.weights, self.clock, self._learning_rates())
-        return (args[:1], {**kwargs, "closure": closure.watching(optimizer)}) if closure else (args, kwargs)
+        return (args[:1], {**kwargs, "closure": handing_out(loss, optimizer)}) if closure else (args, kwargs)
 
     @torch.compiler.disable
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -482,32 +484,24 @@ def refuse_state(state: dict[str, Any], current: dict[str, Any], free: set[str])
                 raise ValueError(f"the state belongs to another model: {name} ({kind}) has the shape {shapes}")
 
 
-class Closure:
-    """The closure of `step(closure)`, called at once, on effective weights; the optimizer then gets its loss."""
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """That of a call of `step`, whose `args` begin with the optimizer itself."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
 
-    def __init__(self, closure: Callable[[], Any]) -> None:
-        with torch.enable_grad():
-            self.loss = closure()
 
-    @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Closure | None":
-        """That of a call of `step`, whose `args` begin with the optimizer itself."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        return None if closure is None else cls(closure)
+def handing_out(loss: Any, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """A closure for the optimizer to call before it moves a weight; one that calls it later wants another loss than this."""
+    versions = [p._version for p in owned(optimizer)]
 
-    def watching(self, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-        """For the optimizer to call before it moves a weight; one that calls it later wants another loss than this."""
-        versions = [p._version for p in owned(optimizer)]
-
-        def loss() -> Any:
-            if versions != [p._version for p in owned(optimizer)]:
-                raise RuntimeError(
-                    f"{type(optimizer).__name__} evaluates the model at weights of its own inside a step, where the latent "
-                    "weights stand in it. Use SGD, AdamW or another optimizer that evaluates it once, before it moves"
-                )
-            return self.loss
-
+    def closure() -> Any:
+        if versions != [p._version for p in owned(optimizer)]:
+            raise RuntimeError(
+                f"{type(optimizer).__name__} evaluates the model at weights of its own inside a step, where the latent "
+                "weights stand in it. Use SGD, AdamW or another optimizer that evaluates it once, before it moves"
+            )
         return loss
+
+    return closure
 
 
 def unscale(optimizer: torch.optim.Optimizer) -> Tensor | None:

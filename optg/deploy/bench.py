@@ -63,7 +63,7 @@ def open_subject(subject: Subject) -> Trained:
     if not 0 <= subject.sparsity < 1:
         raise ValueError(f"--sparsity is {subject.sparsity:g}; expected at least 0 and below 1")
     classes = subject.classes or usual_classes(subject.what)
-    shape = subject.shape or ((3, 224, 224) if classes == 1000 else (1, 8, 8) if subject.what == "digits" else (3, 32, 32))
+    shape = subject.shape or ((3, 224, 224) if classes == 1000 else models.small_images(subject.what))
     torch.manual_seed(0)
     model = models.build(subject.what, classes)
     prune_at_random(model, subject.sparsity)

@@ -99,7 +99,7 @@ class Compiled:
 
     def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
         inputs = in_order(self.graph, inputs, named)
-        check_inputs(self.graph, inputs)
+        batch = check_inputs(self.graph, inputs)
         for name, value in zip(self.graph.inputs, inputs):
             if value.dtype != torch.float32 or value.device.type != "cpu":
                 raise ValueError(f"the input {name} is {value.dtype} on {value.device}; the engine takes torch.float32 on cpu")
@@ -107,10 +107,10 @@ class Compiled:
             if self.library is not None:
                 try:
                     with self.lock:
-                        outputs = self.execute([value.detach() for value in inputs])
+                        outputs = self.execute([value.detach() for value in inputs], batch)
                     return outputs if self.fresh else self.own(outputs, inputs)
                 except (Misfit, MemoryError) as reason:
-                    if (note := f"batches of {len(inputs[0])} run in torch: {reason}") not in self.notes:
+                    if (note := f"batches of {batch} run in torch: {reason}") not in self.notes:
                         self.notes.append(note)
             return self.own(run(self.graph, *inputs), inputs)
 
@@ -126,9 +126,8 @@ class Compiled:
 
         return tree_map(copied, outputs)
 
-    def execute(self, inputs: list[Tensor]) -> Any:
+    def execute(self, inputs: list[Tensor], batch: int) -> Any:
         values: dict[str, Any] = dict(zip(self.graph.inputs, inputs))
-        batch = inputs[0].shape[0] if inputs[0].ndim else 1
 
         def value(name: str) -> Any:
             """A value as torch wants it, under any of its names."""

@@ -26,7 +26,7 @@ from optg.deploy.packed import About, Values, appearing
 from optg.training import checkpoint, recipe
 from optg.training.folder import is_run
 from optg.training.recipe import Plan, RecipeError
-from optg.training.run import inputs_of, reopen, revision
+from optg.training.run import facts_of, reopen, revision
 
 Form = Literal["packed", "safetensors", "onnx"]
 SUFFIXES: dict[Form, str] = {"packed": ".optg", "safetensors": ".dense.safetensors", "onnx": ".onnx"}
@@ -88,8 +88,7 @@ def known(run: Path) -> tuple[Plan, dict[str, Any]]:
     """A run's plan, and its summary; of a run that has not ended, what its data says."""
     plan = recipe.load(str(run / "recipe.toml"))
     if (run / "summary.json").is_file():
-        classes, shape = inputs_of(run)
-        return plan, json.loads((run / "summary.json").read_text()) | {"classes": classes, "shape": shape}
+        return plan, facts_of(run)
     data = load_data(plan.recipe)
     return plan, {"classes": data.classes, "shape": data.shape}
 

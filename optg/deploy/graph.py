@@ -67,10 +67,11 @@ def capture(model: nn.Module, example_input: Any) -> Graph:
             raise GraphError(f"an example input is of type {type(value).__name__}; expected tensors only")
     with undisturbed(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own
-        graph = translate(model, export(model, args, kwargs))
-        if graph.dynamic and not holds_for_one(graph, model, args, kwargs):
-            graph = translate(model, export(model, args, kwargs, any_batch=False))
-    return graph
+        if (program := export_any_batch(model, args, kwargs)) is not None:
+            graph = translate(model, program)
+            if holds_for_one(graph, model, args, kwargs):
+                return graph
+        return translate(model, export(model, args, kwargs))
 
 
 def holds_for_one(graph: Graph, model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> bool:
@@ -93,10 +94,8 @@ def alike(a: Any, b: Any) -> bool:
     return a.shape == b.shape and bool(((a - b).abs() <= 0.05 * b.abs().amax() if b.numel() else a == b).all())
 
 
-def export(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], any_batch: bool = True) -> ExportedProgram:
-    """torch.export's program, with its batch of any size if possible, and no operation that writes into its arguments."""
-    if any_batch and (program := export_any_batch(model, args, kwargs)) is not None:
-        return program
+def export(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram:
+    """torch.export's program for these sizes, with no operation that writes into its arguments."""
     try:
         return functional(torch.export.export(model, args, kwargs, strict=False))
     except Exception as error:
@@ -105,7 +104,7 @@ def export(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
 
 
 def export_any_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram | None:
-    """None where a model does not stand a symbolic size, or does one thing with some batches and another with others."""
+    """The same for a batch of any size; None where a model does not stand that, or treats some batches otherwise."""
     size = first_tensor((*args, *kwargs.values())).shape[0]
 
     def doubled(value: Tensor) -> Tensor:  # torch takes a size of 1 for a constant
@@ -339,7 +338,8 @@ def in_order(graph: Graph, inputs: tuple[Tensor, ...], named: dict[str, Tensor])
     return (*inputs, *(named[name] for name in graph.inputs[len(inputs) :] if name in named))
 
 
-def check_inputs(graph: Graph, inputs: Sequence[Tensor]) -> None:
+def check_inputs(graph: Graph, inputs: Sequence[Tensor]) -> int:
+    """Refuse what does not fit. Returns the size of the batch."""
     if len(inputs) != len(graph.inputs):
         raise GraphError(f"there are {len(inputs)} inputs; expected {len(graph.inputs)}: {', '.join(graph.inputs)}")
     for name, value, shape in zip(graph.inputs, inputs, graph.shapes):
@@ -348,9 +348,10 @@ def check_inputs(graph: Graph, inputs: Sequence[Tensor]) -> None:
         if len(value.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape)):
             wanted = "×".join("any" if n is None else str(n) for n in shape)
             raise GraphError(f"the input {name} is {'×'.join(map(str, value.shape))}; expected {wanted}")
-    batches = sorted({m for v, shape in zip(inputs, graph.shapes) for n, m in zip(shape, v.shape) if n is None})
+    batches = {m for v, shape in zip(inputs, graph.shapes) for n, m in zip(shape, v.shape) if n is None}
     if len(batches) > 1:
-        raise GraphError(f"the inputs have batches of {' and '.join(map(str, batches))}; expected one size for all")
+        raise GraphError(f"the inputs have batches of {' and '.join(map(str, sorted(batches)))}; expected one size for all")
+    return batches.pop() if batches else next((shape[0] or 0 for shape in graph.shapes if shape), 1)
 
 
 def execute(

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from types import ModuleType
 
-from torch import nn
+from torch import OutOfMemoryError, nn
 
 from optg.models.digits import digits
 from optg.models.mobilenet import mobilenet_v1
@@ -41,7 +41,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 ELSEWHERE = ("torchvision:NAME", "timm:NAME", "package.module:function")
 
-__all__ = ["ELSEWHERE", "MODELS", "build", "taking"]
+__all__ = ["ELSEWHERE", "MODELS", "build", "small_images", "taking"]
 
 
 @contextmanager
@@ -49,11 +49,18 @@ def taking(name: str, shape: Sequence[int], instead: str) -> Iterator[None]:
     """Say so where a model does not take images of that shape, and what to do instead."""
     try:
         yield
+    except OutOfMemoryError:
+        raise  # which says nothing of the shape
     except (RuntimeError, ValueError) as error:
         if name not in MODELS and not name.startswith(("torchvision:", "timm:")):
             raise  # one's own model: where it fails is the user's to see
         size, reason = "×".join(map(str, shape)), next(iter(str(error).splitlines()), "")
         raise ValueError(f"{name} does not take images of {size}; {instead} ({reason})") from error
+
+
+def small_images(name: str) -> tuple[int, int, int]:
+    """The shape of images that a model is looked at with, where it is not ImageNet's."""
+    return (1, 8, 8) if name == "digits" else (3, 32, 32)
 
 
 def build(name: str, classes: int) -> nn.Module:

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,10 +50,10 @@ class RunFolder:
 
     def log(self, row: dict[str, Any]) -> None:
         """One more line of metrics, on the disk before a checkpoint says that its epoch is done."""
-        with (self.path / "metrics.jsonl").open("a") as file:
+        path = self.path / "metrics.jsonl"
+        with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        sync(path)
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that will be done again, and lines that were cut off or damaged."""

@@ -64,11 +64,9 @@ def ended(plan: Plan, folder: RunFolder) -> dict[str, Any] | None:
     refuse_other_plan(plan, folder)
     if not is_run(folder.path) or not (folder.path / "model.safetensors").is_file():
         return None
-    with contextlib.suppress(OSError, ValueError):
-        summary = json.loads((folder.path / "summary.json").read_text())
-        if isinstance(summary, dict) and {"accuracy", "sparsity", "flops", "dense_flops"} <= summary.keys():
-            return summary
-    return None
+    summary = read_json(folder.path / "summary.json")
+    complete = isinstance(summary, dict) and {"accuracy", "sparsity", "flops", "dense_flops"} <= summary.keys()
+    return summary if complete else None
 
 
 def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
@@ -167,21 +165,32 @@ def open_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise recipe.RecipeError(f"checkpoint {path} is damaged ({error}); beside it: {', '.join(others) or 'none'}") from None
 
 
+def facts_of(path: Path) -> dict[str, Any]:
+    """What a run's summary or a checkpoint says, `classes` and `shape` of the images among it."""
+    saved, summary = is_checkpoint(path), path / "summary.json"
+    if not saved and not summary.is_file():
+        steps = list_steps(path / "checkpoints")
+        hint = f"; {steps[-1]} can be given instead" if steps else ""
+        raise recipe.RecipeError(f"{path} has no summary.json: it is not the folder of a run, or the run has not ended{hint}")
+    facts = open_checkpoint(path)[1] if saved else read_json(summary)
+    try:
+        classes, shape = int(facts["classes"]), tuple(map(int, facts["shape"]))
+    except (ValueError, KeyError, TypeError):
+        classes, shape = 0, ()
+    if classes < 1 or not shape or min(shape) < 1:
+        where = path if saved else summary
+        raise recipe.RecipeError(f"{where} is damaged, or of another version: it does not say classes and shape")
+    return {**facts, "classes": classes, "shape": shape}
+
+
 def inputs_of(path: Path) -> tuple[int, tuple[int, ...]]:
     """The classes that a run's or a checkpoint's model tells apart, and the shape of its images."""
-    summary = path / "summary.json"
-    if not is_checkpoint(path) and not summary.is_file():
-        saved = list_steps(path / "checkpoints")
-        hint = f"; {saved[-1]} can be given instead" if saved else ""
-        raise recipe.RecipeError(f"{path} has no summary.json: it is not the folder of a run, or the run has not ended{hint}")
-    try:
-        known = open_checkpoint(path)[1] if is_checkpoint(path) else json.loads(summary.read_text())
-        classes, shape = int(known["classes"]), tuple(map(int, known["shape"]))
-        if classes < 1 or not shape or min(shape) < 1:
-            raise ValueError
-        return classes, shape
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, recipe.RecipeError):
-            raise
-        where = path if is_checkpoint(path) else summary
-        raise recipe.RecipeError(f"{where} is damaged, or of another version: it does not say classes and shape") from None
+    facts = facts_of(path)
+    return facts["classes"], facts["shape"]
+
+
+def read_json(path: Path) -> Any:
+    """None where there is no such file, or a damaged one."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return None

@@ -193,6 +193,18 @@ def test_inputs_by_name_and_place(tmp_path: Path) -> None:
             fast(a, b.numpy())
 
 
+def test_the_batch_is_that_of_images_where_a_number_comes_first() -> None:
+    class Scaled(nn.Module):
+        def forward(self, scale: Tensor, x: Tensor) -> Tensor:
+            return torch.relu(x) * scale
+
+    scale, x = torch.tensor(2.0), torch.randn(5, 3, 4, 4)
+    fast = optg.compile(Scaled(), (scale, x[:2]))
+    for batch in (1, 2, 5):
+        assert fast(scale, x[:batch]).equal(Scaled()(scale, x[:batch]))
+    assert not any("run in torch" in note for note in fast.notes)
+
+
 def test_numbers_that_are_none() -> None:
     x = torch.randn(2, 3, 8, 8)
     x[0, 0, 0, 0] = x[1, 2, 7, 7] = float("nan")

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from optg.training.checkpoint import sync
+
 SOURCE = Path(__file__).with_name("engine.c")
 FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=fast")
 ISAS = {
@@ -121,8 +123,7 @@ def compile_to(path: Path, command: Sequence[str]) -> None:
         if done.returncode:
             reason = next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
             raise NoCompiler(f"{command[0]} does not compile the engine: {reason}")
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        sync(Path(temporary))
         os.replace(temporary, path)
     except OSError as error:
         raise NoCompiler(str(error)) from error

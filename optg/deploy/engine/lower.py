@@ -99,10 +99,10 @@ class Lowering:
 
     def refuse_indices(self, node: Node) -> None:
         """Of a maximum there are two results, and only the first is the engine's."""
-        others = [*self.graph.nodes, Node("", "", (self.graph.outputs,))]
-        for user in others if isinstance(self.meta[node.name], (tuple, list)) else ():
-            if node.name in refs_in((user.args, user.kwargs)) and user.args != (Ref(node.name), 0):
-                raise Unknown("its indices are used")
+        if isinstance(self.meta[node.name], (tuple, list)):
+            for user in self.graph.nodes:
+                if Ref(node.name) in user.args and user.args != (Ref(node.name), 0):
+                    raise Unknown("its indices are used")
 
     def refuse_broadcast(self, node: Node, x: str, y: str) -> None:
         """Torch may also make more of two values that look the same here, of B×C×1×1 and B×C."""
