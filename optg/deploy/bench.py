@@ -48,7 +48,7 @@ class Subject:
     """What is measured."""
 
     what: str  # a run, a checkpoint, a packed file, or a model's name
-    sparsity: float = 0.9  # of a model that is given by name, whose masks are random
+    sparsity: float | None = None  # of a model that is given by name, whose masks are random; None: 0.9
     classes: int | None = None  # of such a model; None: as it is usually used
     shape: tuple[int, int, int] | None = None
 
@@ -59,17 +59,20 @@ class Subject:
 def open_subject(subject: Subject) -> Trained:
     path = Path(subject.what)
     if path.exists() or "/" in subject.what:
+        if given := [name for name in ("sparsity", "classes", "shape") if getattr(subject, name) is not None]:
+            raise ValueError(f"{path} is measured as it is; leave out --{given[0]}, which is for a model that is given by name")
         return open_trained(path)
-    if not 0 <= subject.sparsity < 1:
-        raise ValueError(f"--sparsity is {subject.sparsity:g}; expected at least 0 and below 1")
+    sparsity = 0.9 if subject.sparsity is None else subject.sparsity
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"--sparsity is {sparsity:g}; expected at least 0 and below 1")
     classes = subject.classes or usual_classes(subject.what)
     shape = subject.shape or ((3, 224, 224) if classes == 1000 else models.small_images(subject.what))
     torch.manual_seed(0)
     model = models.build(subject.what, classes)
-    prune_at_random(model, subject.sparsity)
+    prune_at_random(model, sparsity)
     with models.taking(subject.what, shape, "give another --shape"):
         settle_norms(model, shape)
-    name = f"{subject.what} with random weights and random ERK masks of sparsity {subject.sparsity:g}"
+    name = f"{subject.what} with random weights and random ERK masks of sparsity {sparsity:g}"
     return Trained(model.eval(), About(name, classes, shape, account=account_of(model, torch.zeros(1, *shape))))
 
 

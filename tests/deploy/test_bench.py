@@ -62,6 +62,7 @@ def test_wrong_use_gets_one_line(cli: Cli, tmp_path: Path) -> None:  # noqa: F81
         (("digits", "--threads", "-1"), "--threads is -1; expected"),
         (("digits", "--seconds", "0"), "--seconds is 0; expected above 0"),
         (("digits", "--sparsity", "1"), "--sparsity is 1; expected"),
+        (("text", "--sparsity", "0.5"), "text is measured as it is; leave out --sparsity"),
         (("digits", "--shape", "3", "8", "8"), "digits does not take images of 3×8×8; give another --shape"),
         (("digits", "--engines", "onnxruntim"), "unknown engine 'onnxruntim'; did you mean 'onnxruntime'?"),
         (("digits", "--plot", "a.txt"), "should end in .png, .svg or .pdf"),
