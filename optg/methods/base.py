@@ -15,6 +15,7 @@ A method is a dataclass: its fields are its options.
 """
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,7 +27,7 @@ from optg.allocation import BUDGETS
 from optg.clock import Clock
 from optg.naming import nearest
 from optg.probe import Probe
-from optg.schedules import SCHEDULES
+from optg.schedules import SCHEDULES, sigmoid
 from optg.weights import Soft, SparseWeights
 
 
@@ -155,8 +156,22 @@ class Gradual(Method):
             raise ValueError(f"every_epochs is {self.every_epochs}; expected at least 1")
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+        self.warn_of_a_jump(weights, clock)
         if self.initial or self.schedule == "constant":
             self.cut(weights, self.sparsity(weights, clock))
+
+    def warn_of_a_jump(self, weights: SparseWeights, clock: Clock) -> None:
+        """A flat sigmoid has not arrived when its last cut is due, which then takes the rest at once."""
+        last, target = self.last_cut(clock), weights.target
+        reached = target * sigmoid(Clock(clock.epochs, clock.steps_per_epoch, last), self.start, self.end, self.alpha)
+        share = (target - reached) / (1 - reached)
+        if self.schedule == "sigmoid" and share > 0.5:
+            warnings.warn(
+                f"with alpha={self.alpha} and end={self.end} the sparsity is at {reached:.2%} when the last cut is due, step "
+                f"{last} of {clock.total}: to arrive at {target:.2%} it will remove {share:.0%} of what is left at once. Give "
+                "it a larger alpha (or None) or a later end",
+                stacklevel=6,
+            )
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         if self.due(clock):

@@ -54,6 +54,7 @@ class OptG(Gradual):
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if clock.epochs < 2 and self.every is None and weights.target:
             raise ValueError("OptG cuts its first mask at the start of the second epoch; epochs is 1, expected at least 2")
+        self.warn_of_a_jump(weights, clock)
         self.state = {"scores": weights.zeros_like(), "momenta": weights.zeros_like()}
         self.rate = self.layers("scores")[0].new_zeros(())  # Eq. 16 over η_w
         self.inertia = self.rate + self.momentum  # on the device

@@ -2,6 +2,9 @@
 
 Weights stay as they are, random or pre-trained; only a score for each is trained, by the straight-through gradient
 dL/d(w⊙m) · w, and each layer shows the weights whose scores are largest in magnitude, chosen anew at every step.
+
+On trained weights the first mask should be that of the largest weights (`first="magnitude"`), as in Lottery Jackpots Exist in
+Pre-trained Models, Zhang et al., 2021 (arXiv:2104.08700): through a random one nothing may pass, and then no score learns.
 """
 
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor
 
 from optg.clock import Clock
-from optg.methods.base import Gradual
+from optg.methods.base import Gradual, refuse_unknown
 from optg.probe import Probe
 from optg.weights import SparseWeights
 
@@ -27,14 +30,23 @@ class Supermask(Gradual):
     schedule: str = "constant"
     every: int | None = 1
     budget: str = "uniform"
+    first: str = "random"  # scores; magnitude: 1 for the largest weights, which the budget keeps, and 0.99 for the others
     signed_constant: bool = False  # first replace each weight by its sign times the layer's standard deviation
     momentum: float = 0.9  # of the scores
     decay: float = 1e-4  # of the scores
     seed: int = 0  # of the first scores
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unknown("first", self.first, ["random", "magnitude"])
+
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         bounds = [(shape[0] / shape.numel()) ** 0.5 for shape in weights.shapes]  # 1 / √fan-in
-        first = [(2 * r - 1).to(weights.state_dtype) * bound for r, bound in zip(weights.random(self.seed), bounds)]
+        if self.first == "magnitude":
+            weights.cut(super().scores(weights), self.sparsity(weights, clock), self.budget)
+            first = [torch.where(mask, 1.0, 0.99).to(weights.state_dtype) for mask in weights.masks]
+        else:
+            first = [(2 * r - 1).to(weights.state_dtype) * bound for r, bound in zip(weights.random(self.seed), bounds)]
         self.state = {"scores": first, "momenta": weights.zeros_like()}
         if self.signed_constant:
             for value, bound in zip(weights.values, bounds):

@@ -1,4 +1,5 @@
 import math
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -213,6 +214,23 @@ def test_extra_memory_is_latent_score_momentum_and_one_byte_of_mask():
     held = [*sparsifier.weights.masks, *sparsifier.weights.latent, *sum(sparsifier.method.state.values(), [])]
     assert sum(t.untyped_storage().nbytes() for t in held) == sparsifier.weights.size * (4 + 4 + 4 + 1)
     assert optimizer.param_groups[0]["params"] == list(model.parameters())  # no second optimizer, no extra group
+
+
+def test_a_sigmoid_too_flat_to_arrive_is_warned_of():
+    def attach(alpha, **options):
+        model = nn.Linear(40, 50)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optg.sparsify(model, optimizer, OptG(alpha=alpha, **options), sparsity=0.99, epochs=80, steps_per_epoch=2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attach(None), attach(0.3)
+        # k is 80 at the start of the last epoch: 0.99 / (1 + e^-4) is 97.22 %, and 64 % of the other 2.78 % are to go
+        with pytest.raises(UserWarning, match=r"alpha=0.1 .* at 97.22% when .* remove 64% of what is left"):
+            attach(0.1)
+        # k is 41: 0.99 / (1 + e^-0.5)
+        with pytest.raises(UserWarning, match=r"alpha=None and end=0.5 .* at 61.62% .* remove 97% of what is left"):
+            attach(None, end=0.5)
 
 
 def test_one_epoch_is_refused():

@@ -101,6 +101,21 @@ def test_first_scores_are_uniform_up_to_one_over_the_root_of_fan_in_and_follow_t
     assert torch.equal(first(0)[1], first(0)[1]) and not torch.equal(first(0)[1], first(1)[1])
 
 
+def test_first_scores_of_trained_weights_keep_the_largest_of_them():
+    torch.manual_seed(7)
+    model = convnet()
+    weights = {n: model.get_parameter(n).detach().clone() for n in ZEROS}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = Supermask(first="magnitude")
+    sparsifier = optg.sparsify(model, optimizer, method, sparsity=0.9, epochs=1, steps_per_epoch=2)
+    for (n, w), score in zip(weights.items(), sparsifier.method.state["scores"], strict=True):
+        largest = Top.apply(w.abs(), ZEROS[n])
+        torch.testing.assert_close(score, 0.99 + 0.01 * largest)
+        assert torch.equal(sparsifier.masks[n], largest.bool())
+    with pytest.raises(ValueError, match="unknown first 'magnitud'; did you mean 'magnitude'"):
+        Supermask(first="magnitud")
+
+
 def test_signed_constant():
     torch.manual_seed(0)
     model = nn.Linear(8, 4, bias=False)
