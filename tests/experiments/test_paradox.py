@@ -1,6 +1,7 @@
 """The independence paradox: on problems whose every number can be checked by hand, and through the command."""
 
 import copy
+import dataclasses
 import json
 import math
 
@@ -29,7 +30,8 @@ def rows(subject, chosen, counts, further=(), steps=0, lr=0.1, samples=8):
         while True:
             yield from further
 
-    return list(measure(subject, chosen, counts, endless, steps=steps, lr=lr, samples=samples, seed=0))
+    wanted = [(name, choose, count) for name, choose in chosen.items() for count in counts]
+    return list(measure(subject, wanted, endless, steps=steps, lr=lr, samples=samples, seed=0))
 
 
 def test_two_weights_that_stand_for_each_other():
@@ -175,6 +177,43 @@ def test_a_run_is_measured_by_the_scores_of_its_checkpoint(tmp_path, capsys):
     (tmp_path / "run" / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"summary\.json is damaged"):
         paradox(Paradox(str(tmp_path / "run"), output=tmp_path / "out", **SMALL))
+
+
+def test_the_same_command_goes_on_where_it_was(tmp_path, monkeypatch):
+    from optg.experiments.paradox import measure as module
+
+    left = 3
+    whole = measure
+
+    def counted(*args, **options):
+        nonlocal left
+        for row in whole(*args, **options):
+            yield row
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "measure", counted)
+    options = Paradox("digits", data="digits", output=tmp_path, criteria=("snip", "magnitude"), **SMALL)
+    file = tmp_path / "paradox.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        paradox(options)
+    first = file.read_text().splitlines()
+    assert len(first) == 3 and not (tmp_path / "paradox.png").exists()
+    left = 2  # one is enough
+    paradox(options)
+    lines = file.read_text().splitlines()
+    assert left == 1 and lines[:3] == first and len(lines) == 4 and (tmp_path / "paradox.png").exists()
+    left = 9
+    paradox(dataclasses.replace(options, samples=3))  # another measurement takes the place of this one
+    assert left == 5 and [json.loads(line)["options"]["samples"] for line in file.read_text().splitlines()] == [3] * 4
+    file.write_text("damaged")
+    paradox(options)
+    assert left == 1 and file.read_text().splitlines() == lines
+    left = 9
+    file.write_text("".join(json.dumps({**json.loads(line), "loss": 2.5}) + "\n" for line in lines))  # of other weights
+    paradox(options)
+    assert left == 5 and file.read_text().splitlines() == lines
 
 
 def test_any_model_and_data(tmp_path, capsys):

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,17 +86,20 @@ def paradox(options: Paradox) -> None:
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         chosen = criteria(options, scores, further)
+        file = folder / "paradox.jsonl"
+        found = {(row.criterion, row.removed): row for row in earlier(file, options) if row.loss == subject.whole}
+        wanted = [(name, choose, count) for name, choose in chosen.items() for count in counts if (name, count) not in found]
         measured = measure(
-            subject, chosen, counts, further, steps=options.steps, lr=options.lr, samples=options.samples, seed=options.seed
+            subject, wanted, further, steps=options.steps, lr=options.lr, samples=options.samples, seed=options.seed
         )
-        rows = list(shown(console, measured, len(chosen) * len(counts)))
+        folder.mkdir(parents=True, exist_ok=True)
+        for row in shown(console, measured, len(wanted)):
+            found[row.criterion, row.removed] = row
+            write(file, found.values(), options)
+    rows = [found[name, count] for name in chosen for count in counts]
     console.print(table(rows, options))
-    folder.mkdir(parents=True, exist_ok=True)
-    head = {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(options).items() if key != "output"}
-    lines = [json.dumps({**dataclasses.asdict(row), "options": head}) for row in rows]
-    (folder / "paradox.jsonl").write_text("\n".join(lines) + "\n")
     draw(rows, Path(options.what).name, options.steps, folder / "paradox.png")
-    console.print(f"{folder / 'paradox.jsonl'}, {folder / 'paradox.png'}", highlight=False, soft_wrap=True)
+    console.print(f"{file}, {folder / 'paradox.png'}", highlight=False, soft_wrap=True)
 
 
 def refuse_other_data(model: "nn.Module", batch: "tuple[Tensor, Tensor]", options: Paradox) -> None:
@@ -193,6 +196,28 @@ def criteria(options: Paradox, scores: "list[Tensor] | None", further: Callable[
         "random": known.random(options.seed),
     }  # fmt: skip
     return {name: all_of_them[name] for name in options.criteria}
+
+
+def write(path: Path, rows: "Iterable[Row]", options: Paradox) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps({**dataclasses.asdict(row), "options": recorded(options)}) + "\n" for row in rows))
+    partial.replace(path)
+
+
+def recorded(options: Paradox) -> dict[str, Any]:
+    """Options that make a row what it is."""
+    return {k: v for k, v in dataclasses.asdict(options).items() if k not in ("criteria", "counts", "device", "output")}
+
+
+def earlier(path: Path, options: Paradox) -> "list[Row]":
+    """Rows that a command of the same options has left; what else is there will be written over."""
+    from optg.experiments.paradox.measure import Row
+
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [Row(**line) for line in lines if line.pop("options") == recorded(options)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def shown(console: Console, rows: "Iterator[Row]", total: int) -> "Iterator[Row]":

@@ -141,8 +141,7 @@ def in_training(model: nn.Module) -> None:
 
 def measure(
     subject: Subject,
-    criteria: dict[str, Callable[[Subject, int], Masks]],
-    counts: Sequence[int],
+    wanted: Iterable[tuple[str, Callable[[Subject, int], Masks], int]],
     further: Callable[[], Iterable[Any]],
     *,
     steps: int,
@@ -150,7 +149,7 @@ def measure(
     samples: int,
     seed: int,
 ) -> Iterator[Row]:
-    """A row for each criterion and count. `further` gives batches to train on, the same ones each time it is called."""
+    """A row for each criterion's name, criterion and count. `further` gives batches to train on, the same ones at each call."""
     state = {name: t.clone() for name, t in subject.model.state_dict().items()}
 
     def tuned(masks: Masks) -> dict[str, Tensor]:
@@ -165,21 +164,20 @@ def measure(
         return loss
 
     rest = value(tuned(subject.everything), subject.everything) if steps else 0.0
-    for name, choose in criteria.items():
-        for count in counts:
-            masks = choose(subject, count)
-            random = torch.Generator().manual_seed(seed)
-            picked = pick(masks, samples, random)
-            alone = [subject.true(without(subject.everything, [one])) for one in picked]
-            others = with_(masks, picked)  # what goes before the sampled weights do
-            after = tuned(others)
-            gone = value(after, masks)
-            among = [gone - value(after, with_(masks, [one])) for one in picked]
-            yield Row(
-                name, count, count / subject.size, subject.whole, subject.predicted(masks), subject.true(masks),
-                value(tuned(masks), masks) - rest if steps else None, mean(map(abs, alone)), mean(map(abs, among)),
-                mean(abs(a - b) for a, b in zip(among, alone)),
-            )  # fmt: skip
+    for name, choose, count in wanted:
+        masks = choose(subject, count)
+        random = torch.Generator().manual_seed(seed)
+        picked = pick(masks, samples, random)
+        alone = [subject.true(without(subject.everything, [one])) for one in picked]
+        others = with_(masks, picked)  # what goes before the sampled weights do
+        after = tuned(others)
+        gone = value(after, masks)
+        among = [gone - value(after, with_(masks, [one])) for one in picked]
+        yield Row(
+            name, count, count / subject.size, subject.whole, subject.predicted(masks), subject.true(masks),
+            value(tuned(masks), masks) - rest if steps else None, mean(map(abs, alone)), mean(map(abs, among)),
+            mean(abs(a - b) for a, b in zip(among, alone)),
+        )  # fmt: skip
 
 
 Place = tuple[int, int]  # layer, index
