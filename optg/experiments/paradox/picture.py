@@ -17,7 +17,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#555555")  # 
 
 def draw(rows: Sequence[Row], what: str, steps: int, path: Path) -> None:
     names = list(dict.fromkeys(row.criterion for row in rows))
-    across = min(len(names) + 1, 4)
+    across = -(-(len(names) + 2) // 2)  # two rows of the criteria, the gap and its legend
     down = -(-(len(names) + 1) // across)
     ticks = marks(rows)
     picture = Figure(figsize=(3.3 * across, 3.0 * down + 0.7), layout="constrained", facecolor="white")
@@ -59,7 +59,7 @@ def marks(rows: Sequence[Row]) -> dict[float, str]:
     """Of the axis, which stretches both ends: counts where they are small, shares where they are large."""
     size = rows[0].removed / rows[0].share
     counts = {10**i / size: f"{10**i:,}" if i < 4 else f"$10^{i}$" for i in range(0, 12, 2) if 10**i < size / 10}
-    return counts | {0.5: "50%", 0.9: "90%", 0.99: "99%"}
+    return counts | {0.5: "50%", 0.9: "" if size > 1e6 else "90%", 0.99: "99%"}  # of a long axis there is less for each
 
 
 def curve(panel: Axes, shares: list[float], values: list[float], colour: str, line: str, label: str) -> None:
