@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 from rich.console import Console
@@ -48,6 +48,7 @@ class Reproduce:
 def reproduce(options: Reproduce) -> int:
     """Run what is left to run of experiments and print their tables. Returns the exit status."""
     console = wide_console()
+    refuse(options)
     if options.results:
         from optg.experiments.results import write
 
@@ -69,6 +70,16 @@ def reproduce(options: Reproduce) -> int:
     for experiment in experiments:
         show(experiment, known, options, console)
     return status
+
+
+def refuse(options: Reproduce) -> None:
+    """Flags that nothing would come of: a list and a page are of all experiments."""
+    whole = "results" if options.results else "list" if options.list or not options.names else None
+    usual = Reproduce()
+    odd = [key for key in vars(usual) if key not in (whole, "output") and getattr(options, key) != getattr(usual, key)]
+    if whole and odd:
+        flag = options.names[0] if options.names else f"--{odd[0]}"
+        raise ValueError(f"{flag} says nothing of all experiments; expected names without --{whole}, or --{whole} alone")
 
 
 def show(experiment: "Experiment", known: "Summaries", options: Reproduce, console: Console) -> None:
@@ -120,12 +131,19 @@ def choice(options: Reproduce) -> "Choice":
     named = {"epochs": options.epochs, "data": options.data, "folder": options.folder, "model": options.model}
     settings |= {key: value for key, value in named.items() if value is not None}
     for sparsity in options.sparsity:
-        if not 0 < sparsity < 1:
+        if not 1e-6 <= sparsity < 1:
             raise ValueError(f"--sparsity is {sparsity}; expected the share of weights to remove, between 0 and 1")
     return Choice(
-        options.on, options.only, options.columns, sparsity=options.sparsity, seeds=options.seeds, settings=settings,
-        output=options.output,
+        once(options.on), options.only, options.columns, sparsity=once(options.sparsity), seeds=once(options.seeds),
+        settings=settings, output=options.output,
     )  # fmt: skip
+
+
+T = TypeVar("T")
+
+
+def once(values: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))
 
 
 def overview(options: Reproduce) -> Table:
@@ -141,8 +159,8 @@ def overview(options: Reproduce) -> Table:
         epochs = sum(run.plan.recipe.epochs for run in runs)
         made.add_row(name, title, place, f"{len(runs)}", f"{epochs:,}", cost.text(runs))
     made.caption = (
-        "Hours of training, summed over runs, as they ran for results/*.jsonl of this folder: most of them seven at a time on "
-        "one GPU, which then takes a seventh of these; unknown where nothing like it was measured."
+        "Hours of training, summed over runs, as they ran for results/*.jsonl of this folder: runs that share a GPU take "
+        "longer each, and less together; unknown where nothing like it was measured."
     )
     return made
 

@@ -21,7 +21,7 @@ class Cost:
 
     def of(self, run: Run) -> float | None:
         """Seconds, or None where nothing like it was measured."""
-        settings = vars(run.plan.recipe)
+        settings = vars(run.plan.recipe) | ({"model": run.needs.plan.recipe.model} if run.needs else {})
         each = next((self.seconds[key] for key in keys(settings, run.plan.method) if key in self.seconds), None)
         return None if each is None else each * settings["epochs"]
 

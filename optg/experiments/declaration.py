@@ -218,6 +218,9 @@ def refuse(name: str, said: dict[str, Any], choice: Choice) -> None:
     places = [at for row in map(as_row, said.get("rows", ())) for at in row.get("at", {}).values()]
     if "epochs" in choice.settings and any("epochs" in at.get("settings", {}) for at in places):
         raise ValueError(f"the columns of {name} are its epochs; expected --columns instead of --epochs")
+    for part in [*map(as_row, said.get("rows", ())), *as_columns(said)]:
+        for key in part.get("settings", {}).keys() & choice.settings.keys():
+            raise ValueError(f"{name} itself sets {key}, in {part['label']!r}; expected --set of something else")
 
 
 def as_row(row: str | dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +285,9 @@ def cell_of(said: dict[str, Any], place: str, row: dict[str, Any], column: dict[
     figure = paper_figure(said, base, place, row, label, 0.0 if never else wanted)
     if said.get("paper") and place == "imagenet" and figure is None and not choice.sparsity:
         return []
-    if {"model", "data", "epochs"} & choice.settings.keys() or (choice.sparsity and "sparsity" not in column and not never):
+    usual = {**vars(own_plan(base["recipe"]).recipe), **settings}
+    other = [key for key in ("model", "data", "epochs") if choice.settings.get(key, usual[key]) != usual[key]]
+    if other or (choice.sparsity and "sparsity" not in column and not never):
         figure = None  # of something else
     return [Cell(place, row["label"], "" if never else label, None if never else wanted / 100, runs, figure)]
 

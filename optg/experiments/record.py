@@ -2,15 +2,17 @@
 
 import fcntl
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 from optg.experiments.declaration import key_of
+from optg.report.runs import REQUIRED, SETTINGS, require
 
 Summaries = dict[str, dict[str, Any]]  # by what makes a run what it is
-KINDS: dict[str, Any] = {"settings": dict, "method": str, "options": dict}  # of what a table needs of a summary
-KINDS |= dict.fromkeys(("accuracy", "sparsity", "flops", "seconds"), (int, float))
+NEEDED = REQUIRED | dict.fromkeys(("recipe", "command", "hardware"), str) | dict.fromkeys(("options", "versions"), dict)
+NEEDED |= dict.fromkeys(("flops", "seconds"), float)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -30,14 +32,20 @@ def read(path: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise ValueError(f"{path}, line {number}, is not JSON; expected the summary.json of a run") from None
         if row is not None:
-            rows.append(checked(row, f"{path}, line {number},"))
+            rows.append(checked(row, f"{path}, line {number}"))
     return rows
 
 
 def checked(row: Any, where: str) -> dict[str, Any]:
-    for key, kind in KINDS.items():
-        if not isinstance(row, dict) or not isinstance(row.get(key), kind):
-            raise ValueError(f"{where} has no {key!r} as a run's summary.json has it; expected such a summary")
+    require(row, NEEDED, where)
+    require(row["versions"], {"torch": str}, f"{where}: versions")
+    require(row["settings"], SETTINGS | {"batch_size": int}, f"{where}: settings")
+    if not all(math.isfinite(row[key]) for key, kind in NEEDED.items() if kind is float) or row["settings"]["epochs"] < 1:
+        raise ValueError(f"{where} has a number that no run leaves; expected finite ones, and at least one epoch")
+    try:
+        key_of(row)
+    except TypeError:
+        raise ValueError(f"{where} has settings that no run can have: {row['settings']}") from None
     return row
 
 
@@ -72,11 +80,11 @@ def beside(path: Path | None) -> Summaries:
 
 
 def within(folder: Path, named: Path | None = None) -> Summaries:
-    """The runs of all records in a folder; what is no record there is passed over, unless it was named as one."""
+    """The runs of all records in a folder, by the first that has them; what is no record is passed over, but for one named."""
     found: Summaries = {}
     for path in sorted(folder.glob("*.jsonl")):
         try:
-            found |= {key_of(row): row for row in read(path)}
+            found = {key_of(row): row for row in read(path)} | found
         except (ValueError, OSError):
             if path == named:
                 raise
@@ -84,12 +92,12 @@ def within(folder: Path, named: Path | None = None) -> Summaries:
 
 
 def known(output: Path, recorded: Summaries) -> Summaries:
-    """Every run that has ended, in the folder of runs or in a record."""
-    found = dict(recorded)
+    """Every run that has ended, in a record or in the folder of runs."""
+    found: Summaries = {}
     for path in sorted(output.glob("*/summary.json")):
         try:
             summary = checked(json.loads(path.read_text(errors="replace")), str(path))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is damaged ({error}); delete it, and its run ends again from its checkpoint") from None
         found[key_of(summary)] = summary
-    return found
+    return found | recorded

@@ -29,7 +29,12 @@ def page(folder: Path) -> str:
     known: record.Summaries = {}
     for file in sorted(folder.glob("*.jsonl")):
         for row in record.read(file):
-            known.setdefault(declaration.key_of(row), row)
+            before = known.setdefault(declaration.key_of(row), row)
+            if before["accuracy"] != row["accuracy"]:
+                raise ValueError(
+                    f"{file} has a run that is there already, with accuracy {before['accuracy']} instead of {row['accuracy']}; "
+                    f"expected each once: {row['command']}"
+                )
     parts, missing, left = [HEAD], [], dict(known)
     for name in declaration.names():
         places = [section(name, place, known, left) for place in declaration.contents()[name].get("on", {})]
@@ -91,7 +96,10 @@ def origin(summary: dict[str, Any]) -> tuple[str, str]:
     if summary["recipe"] not in recipes.names():
         return "", summary["command"]
     settings = {key: value for key, value in summary["settings"].items() if key not in declaration.HOW}
-    run = declaration.make_run(summary["recipe"], summary["method"], settings, summary["options"])
+    try:
+        run = declaration.make_run(summary["recipe"], summary["method"], settings, summary["options"])
+    except ValueError:  # a method, a setting or an option that is no more
+        return "", summary["command"]
     changes = ", ".join(f"{key} {value}" for of in run.changes for key, value in of.items())
     return changes, f"optg {' '.join(run.arguments)}"
 

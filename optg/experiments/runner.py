@@ -56,13 +56,13 @@ class Runner:
         self.output, self.jobs, self.device, self.record_file = output, jobs, device, record_file
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self.console = console or Console()
-        self.recorded = record.beside(record_file)
-        self.known = record.known(output, self.recorded)
+        self.known = record.known(output, record.beside(record_file))
         self.waiting: list[Run] = []
         self.running: list[Job] = []
         self.done = 0
         self.total = 0
         self.failed: list[str] = []
+        self.unrecorded = False
         self.elsewhere: set[str] = set()  # names of runs that another process trains
         self.signal: int | None = None
         self.signals = 0
@@ -72,7 +72,7 @@ class Runner:
         self.waiting = [run for run in runs if not self.finished(run, runs)]
         self.total, self.done = len(runs), len(runs) - len(self.waiting)
         for run in runs:
-            if run.key in self.known and run.key not in self.recorded:
+            if run.key in self.known:
                 self.keep(self.known[run.key])
         self.say(f"{self.total} runs, {self.done} done before")
         with self.listening():
@@ -82,14 +82,21 @@ class Runner:
             return 128 + self.signal
         for name in self.failed:
             self.say(f"failed: {name}, see {self.log(name)}")
-        return 1 if self.failed else 0
+        return 1 if self.failed or self.unrecorded else 0
 
     def finished(self, run: Run, runs: list[Run]) -> bool:
         """Is there nothing to do? A model that others start from must be there too."""
-        if run.key not in self.known:
+        return run.key in self.known and (self.has_model(run) or all(other.key in self.known for other in based_on(run, runs)))
+
+    def recorded_since(self, run: Run) -> bool:
+        """Has another command recorded it by now? Then it need not be run, unless its model is what is wanted."""
+        now = record.beside(self.record_file)
+        if run.key in self.known or run.key not in now or based_on(run, self.waiting):
             return False
-        starting = [other for other in runs if other.needs is not None and other.needs.key == run.key]
-        return self.has_model(run) or all(other.key in self.known for other in starting)
+        self.known[run.key] = now[run.key]
+        self.done += 1
+        self.say(f"{self.done}/{self.total} {run.name}: recorded by another command")
+        return True
 
     def has_model(self, run: Run) -> bool:
         return (self.output / run.name / "model.safetensors").is_file() and (self.output / run.name / "summary.json").is_file()
@@ -98,7 +105,7 @@ class Runner:
 
     def run_beside(self) -> None:
         self.output.mkdir(parents=True, exist_ok=True)
-        with self.live():
+        with self.live(), self.leaving_none_behind():
             while (self.waiting or self.running) and not (self.signal and not self.running):
                 if self.signal is None:
                     self.start_some()
@@ -112,6 +119,15 @@ class Runner:
                     self.running.remove(job)
                     self.ended(job.run, job.process.returncode, time.monotonic() - job.started)
 
+    @contextlib.contextmanager
+    def leaving_none_behind(self) -> Iterator[None]:
+        """Whatever goes wrong here, no run trains on unseen."""
+        try:
+            yield
+        finally:
+            for job in self.running:
+                job.process.send_signal(signal.SIGINT)
+
     def start_some(self) -> None:
         for run in list(self.waiting):
             if len(self.running) >= self.jobs:
@@ -121,7 +137,7 @@ class Runner:
             self.waiting.remove(run)
             if run.name in self.elsewhere and self.has_model(run):
                 self.ended(run, 0, 0.0)
-            else:
+            elif not self.recorded_since(run):
                 self.start(run)
             self.elsewhere.discard(run.name)
 
@@ -206,9 +222,14 @@ class Runner:
     def ended(self, run: Run, status: int, seconds: float) -> None:
         path = self.output / run.name / "summary.json"
         if path.is_file():
-            summary = json.loads(path.read_text())
+            try:
+                summary = record.checked(json.loads(path.read_text()), str(path))
+            except ValueError as error:
+                self.failed.append(run.name)
+                self.say(f"failed: {run.name}: its summary.json is damaged: {error}")
+                return
             if record.key_of(summary) == run.key:
-                self.known[run.key] = summary
+                self.known.setdefault(run.key, summary)
                 self.done += 1
                 self.keep(summary)
                 self.say(
@@ -218,7 +239,7 @@ class Runner:
                 return
             with self.log(run.name).open("a") as log:
                 log.write("the summary is of another run than the one declared\n")
-        if self.signal is not None and status in (-signal.SIGINT, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+        if self.signal is not None:
             return
         if self.jobs and self.busy(run):  # another process has begun it in the same moment
             self.waiting.append(run)
@@ -227,8 +248,13 @@ class Runner:
         self.say(f"failed with exit status {status}: {run.name}: {last_line(self.log(run.name))}; see {self.log(run.name)}")
 
     def keep(self, summary: dict[str, Any]) -> None:
-        if self.record_file:
-            record.append(self.record_file, summary)
+        """Record it, unless this or another record beside it has it."""
+        try:
+            if self.record_file and record.key_of(summary) not in record.beside(self.record_file):
+                record.append(self.record_file, summary)
+        except (ValueError, OSError) as error:
+            self.unrecorded = True
+            self.say(f"not recorded: {error}; the same command will, once that is mended")
 
     def log(self, name: str) -> Path:
         return self.output / "logs" / f"{name}.log"
@@ -281,6 +307,11 @@ class Runner:
             figures = (f"{row['accuracy']:.2%}", f"{row['sparsity']:.2%}") if row else ("", "")
             table.add_row(job.run.name, epoch, *figures, f"{time.monotonic() - job.started:.0f}")
         return table
+
+
+def based_on(run: Run, runs: list[Run]) -> list[Run]:
+    """Those that start from its model."""
+    return [other for other in runs if other.needs is not None and other.needs.key == run.key]
 
 
 def last_metrics(path: Path) -> dict[str, Any] | None:

@@ -83,7 +83,7 @@ def texts(line: Line) -> list[str]:
 
 def number(value: float) -> str:
     """Three digits at least."""
-    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
+    return f"{value:,.1f}" if value >= 10 else f"{value:#.3g}"
 
 
 def used(rows: list[list[str]]) -> list[int]:

@@ -42,7 +42,7 @@ def test_what_is_no_record_is_passed_over_in_a_folder_and_refused_by_name(tmp_pa
     (tmp_path / "b.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "c.jsonl").mkdir()
     assert list(record.beside(tmp_path / "a.jsonl")) == list(record.within(tmp_path)) == [key_of(run)]
-    with pytest.raises(ValueError, match=r"b\.jsonl, line 1, has no 'settings'"):
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1: 'method' is missing; expected a str"):
         record.beside(tmp_path / "b.jsonl")
     with pytest.raises(ValueError, match=r"expected a file whose name ends in \.jsonl"):
         record.beside(tmp_path / "a.txt")
@@ -53,12 +53,33 @@ def test_a_damaged_line_is_named(tmp_path):
     file.write_text("{}}\n{}\n")
     with pytest.raises(ValueError, match="line 1, is not JSON"):
         record.read(file)
-    file.write_text('{"method": "optg"}\n')
-    with pytest.raises(ValueError, match="line 1, has no 'settings'"):
+    file.write_text("[]\n")
+    with pytest.raises(ValueError, match="line 1 holds a list"):
         record.read(file)
-    file.write_text(json.dumps(summary(load("dormant-decay").runs[0], settings=None)) + "\n")
-    with pytest.raises(ValueError, match="line 1, has no 'settings'"):
-        record.read(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": None}, "'settings' is None; expected a dict"),
+        ({"settings": {}}, "settings: 'model' is missing; expected a str"),
+        ({"versions": {}}, "versions: 'torch' is missing"),
+        ({"hardware": None}, "'hardware' is None; expected a str"),
+        ({"accuracy": float("nan")}, "has a number that no run leaves"),
+        ({"epochs": 0}, "has a number that no run leaves; expected finite ones, and at least one epoch"),
+        ({"epochs": "3"}, "settings: 'epochs' is '3'; expected a int"),
+        ({"milestones": 3}, "has settings that no run can have"),
+    ],
+)
+def test_a_line_that_no_run_left_is_named(tmp_path, change, message):
+    line = summary(load("dormant-decay").runs[0])
+    for key, value in change.items():
+        (line["settings"] if key in line["settings"] else line)[key] = value
+    record_file = tmp_path / "a.jsonl"
+    record_file.write_text(json.dumps(line) + "\n")
+    with pytest.raises(ValueError, match=f"a.jsonl, line 1.*{message}"):
+        record.read(record_file)
+    assert record.within(tmp_path) == {}
 
 
 def test_settings_that_an_older_run_did_not_know_had_their_default():
