@@ -192,6 +192,9 @@ def load(name: str, choice: Choice | None = None) -> Experiment:
     chosen_places = choice.on or tuple(said.get("default", places[:1]))
     rows = pick(name, "row", choice.only, [as_row(row) for row in said["rows"]])
     columns = chosen_columns(name, said, choice)
+    for part in [*rows, *columns]:
+        for key in part.get("settings", {}).keys() & choice.settings.keys():
+            raise ValueError(f"{name} itself sets {key}, in {part['label']!r}; expected --set of something else")
     for column in columns:
         for place in chosen_places:
             for row in rows:
@@ -218,9 +221,6 @@ def refuse(name: str, said: dict[str, Any], choice: Choice) -> None:
     places = [at for row in map(as_row, said.get("rows", ())) for at in row.get("at", {}).values()]
     if "epochs" in choice.settings and any("epochs" in at.get("settings", {}) for at in places):
         raise ValueError(f"the columns of {name} are its epochs; expected --columns instead of --epochs")
-    for part in [*map(as_row, said.get("rows", ())), *as_columns(said)]:
-        for key in part.get("settings", {}).keys() & choice.settings.keys():
-            raise ValueError(f"{name} itself sets {key}, in {part['label']!r}; expected --set of something else")
 
 
 def as_row(row: str | dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The paper's figures that are curves."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,21 @@ from optg.clock import Clock
 from optg.experiments.declaration import Experiment
 from optg.experiments.record import Summaries
 from optg.experiments.table import lines
-from optg.schedules import logistic, sigmoid
+from optg.methods import OptG
+from optg.schedules import sigmoid
 
 matplotlib.use("Agg")
 
 
 def draw_schedules(curves: dict[str, Any], folder: Path) -> Path:
     """Fig. 2: Eq. 15 and Eq. 16 at the start of every epoch, for several α."""
-    import math
-
     epochs = curves["epochs"]
     picture = Picture(figsize=(9, 3.4), layout="constrained")
     left, right = picture.subplots(1, 2)
     ks = range(1, epochs + 1)
     for alpha in curves["alpha"]:
         rising = [sigmoid(Clock(epochs, 1, k - 1), 0.0, 1.0, alpha) for k in ks]
-        factor = [logistic(alpha * (k - epochs / 2)) for k in ks]
+        factor = [OptG(alpha=alpha).rate_at(Clock(epochs, 1, k - 1)) for k in ks]
         weight = [curves["lr"] * (1 + math.cos(math.pi * (k - 1) / epochs)) / 2 for k in ks]
         left.plot(ks, [100 * curves["sparsity"] * share for share in rising], label=f"α = {alpha:g}")
         right.plot(ks, [η * share for η, share in zip(weight, factor)], label=f"α = {alpha:g}")

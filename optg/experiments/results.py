@@ -98,10 +98,10 @@ def origin(summary: dict[str, Any]) -> tuple[str, str]:
     settings = {key: value for key, value in summary["settings"].items() if key not in declaration.HOW}
     try:
         run = declaration.make_run(summary["recipe"], summary["method"], settings, summary["options"])
+        changes = ", ".join(f"{key} {value}" for of in run.changes for key, value in of.items())
+        return changes, f"optg {' '.join(run.arguments)}"
     except ValueError:  # a method, a setting or an option that is no more
         return "", summary["command"]
-    changes = ", ".join(f"{key} {value}" for of in run.changes for key, value in of.items())
-    return changes, f"optg {' '.join(run.arguments)}"
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

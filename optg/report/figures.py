@@ -1,6 +1,5 @@
 """Which figures a group of runs has. Each function returns a figure, or None where no run recorded what it shows."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -76,18 +75,18 @@ def accuracy(group: Group) -> Figure | None:
 
 
 def late_accuracy(group: Group) -> Figure | None:
-    """The last quarter of training, where the runs differ by little."""
-    title, start = "Test accuracy, last quarter", 0.75
-    whole = curves(group, "accuracy-late", title, "accuracy", lambda v: linear("%", joined(v)), 100)
+    """The last quarter of training, where the runs differ by little: of each run's own, short or long."""
+    whole = curves(group, "accuracy-late", "Test accuracy, last quarter", "accuracy", lambda v: linear("%", joined(v)), 100)
     if whole is None:
         return None
-    last = max(run.settings["epochs"] for run in group.runs if run.rows)
+    epochs = {run.label: max(1, run.settings["epochs"]) for run in group.runs}
     for series in whole.series:
-        series.points = [(x, y) for x, y in series.points if x >= start * last]
-    whole.series = [series for series in whole.series if series.points]
+        done = [(100 * x / epochs[series.label], y) for x, y in series.points]
+        series.points = [(x, y) for x, y in done if x >= 75]
+    whole.series = [series for series in whole.series if len(series.points) > 1]
     values = [y for series in whole.series for _, y in series.points]
-    x = linear("epoch", [], low=math.floor(start * last), high=last)
-    return replace(whole, x=x, y=linear("%", values)) if values and last >= 8 else None
+    x = linear("% of training", [], low=75, high=100)
+    return replace(whole, x=x, y=linear("%", values)) if values and max(epochs.values()) >= 8 else None
 
 
 def joined(curves: list[list[float]]) -> list[float]:

@@ -121,7 +121,8 @@ def under_table(group: Group) -> str:
     notes = ["Accuracy is that of the last epoch, on the test images."]
     if group.paper:
         notes.append(
-            f"Paper: {text(group.paper.name)} of the OptG paper, {group.paper.epochs} epochs; the difference is in points."
+            f"Paper: {text(group.paper.name)} of the OptG paper, {group.paper.epochs} epochs; the difference, in points, is of "
+            "runs that are as long."
         )
         notes += [text(note) for note in group.paper.notes]
     return f'<p class="note">{" ".join(notes)}</p>'

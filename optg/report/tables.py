@@ -46,7 +46,7 @@ def comparison(group: Group) -> str:
         row = [f"{swatch(group.looks[i])}{text(run.label)}", percent(run.accuracy)]
         if group.paper:
             point = group.paper.at(run.method, run.target)
-            both = point and run.finished and is_number(run.accuracy)
+            both = point and run.finished and is_number(run.accuracy) and run.settings["epochs"] == group.paper.epochs
             row += [
                 percent(point.accuracy if point else None),
                 signed(accuracy(run) - point.accuracy if point and both else None),
@@ -83,12 +83,13 @@ def over_seeds(group: Group) -> str:
             alike.setdefault((run.method, repr(same)), []).append(i)
     rows = []
     for members in alike.values():
-        if len(members) > 1:
-            values = [accuracy(group.runs[i]) for i in members]
+        of_seed = {group.runs[i].settings["seed"]: accuracy(group.runs[i]) for i in reversed(members)}  # the first of each
+        if len(of_seed) > 1:
+            values = list(of_seed.values())
             mean = sum(values) / len(values)
             deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
             run = group.runs[members[0]]
-            label = run.label.replace(f", {said('seed', run.settings['seed'])}", "")
+            label = run.label.replace(f", {said('seed', run.settings['seed'])}", "").removesuffix(f", {run.name}")
             named = f"{swatch(group.methods[run.method])}{text(label)}"
             range_ = f"{percent(min(values))} to {percent(max(values))}"
             rows.append([named, percent(mean), f"± {percent(deviation)}", str(len(values)), range_])

@@ -1,11 +1,13 @@
 """What contents.toml declares, and that the commands made from it train just that."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from optg import cli
 from optg.experiments import declaration
+from optg.experiments.command import Reproduce, choice, reproduce
 from optg.experiments.declaration import Choice, Run, key_of, load
 from optg.training import run as training
 from optg.training.recipe import build_method
@@ -158,3 +160,42 @@ def test_a_name_says_what_is_unusual_and_fits_a_file_system():
     assert len(run.name) < 200 and "/" not in run.name and ":" not in run.name
     [run] = load("dormant-decay", Choice(only=("frozen",), columns=("99",), settings={"folder": "/a/b"})).runs
     assert run.name == "vgg19-cifar100-optg-0.99-epochs=80-dormant_decay=False-seed0"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"names": ("cifar",), "results": Path("R.md")},
+            "cifar says nothing of all experiments; expected names without --results",
+        ),
+        ({"results": Path("R.md"), "jobs": 3}, "--jobs says nothing of all experiments; .* or --results alone"),
+        ({"names": ("nosuch",), "list": True}, "nosuch says nothing of all experiments"),
+        ({"plan": True}, "--plan says nothing of all experiments"),
+        ({"record": Path("a.jsonl")}, "--record says nothing"),
+    ],
+)
+def test_flags_that_nothing_would_come_of_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        reproduce(Reproduce(**options))
+
+
+def test_what_an_experiment_sets_itself_is_not_set_for_it():
+    with pytest.raises(ValueError, match="paradox-cycles itself sets cycles, in '1 cycle'"):
+        load("paradox-cycles", Choice(settings={"cycles": 3}))
+    with pytest.raises(ValueError, match="extreme itself sets schedule, in 'feather"):
+        load("extreme", Choice(settings={"schedule": "cosine"}))
+    assert load("extreme", Choice(only=("optg",), settings={"schedule": "multistep"})).runs
+
+
+def test_the_papers_figure_stands_beside_runs_that_are_as_long():
+    def paper(**settings):
+        return load("cifar", Choice(on=("cifar10",), only=("optg",), columns=("95",), settings=settings)).cells[0].paper
+
+    assert paper(epochs=160).accuracy == paper(data="cifar10", model="vgg19").accuracy == paper(lr=0.2).accuracy == 93.79
+    assert paper(epochs=80) is paper(data="cifar100") is paper(model="vgg19-maxpool") is None
+
+
+def test_the_same_place_sparsity_or_seed_twice_is_once():
+    asked = choice(Reproduce(("cifar",), on=("cifar10", "cifar10"), sparsity=(0.9, 0.9), seeds=(1, 1)))
+    assert (asked.on, asked.sparsity, asked.seeds) == (("cifar10",), (0.9,), (1,))

@@ -48,6 +48,14 @@ def test_what_is_left_makes_up_for_what_has_gone_once_it_is_trained():
     data = [(torch.ones(1, 2), torch.tensor([2.0]))]
     [one] = rows(Subject(linear(1, 1), squared, data), {"snip": criteria.snip}, [1], data, steps=300, lr=0.05)
     assert one.true == 1 and abs(one.tuned) < 1e-6
+    assert one.among == pytest.approx(1)  # what is trained before it goes is the model with it in place
+
+
+def test_what_training_does_to_the_whole_model_is_no_change_of_removal():
+    """Two targets for one input: no training brings L below 1, of the whole model or of what is left."""
+    data = [(torch.ones(2, 2), torch.tensor([1.0, 3.0]))]
+    [one] = rows(Subject(linear(1, 2), squared, data), {"snip": criteria.snip}, [1], data, steps=300, lr=0.05)
+    assert one.loss == 2 and abs(one.tuned) < 1e-6
 
 
 def test_weights_that_have_nothing_to_do_with_each_other_leave_no_gap():
@@ -121,6 +129,7 @@ def test_accumulated_scores_see_what_removal_does_to_the_others():
     greedy, learned = (rows(subject, {"": c}, [2])[0] for c in (criteria.loss_change, optg))
     assert greedy.predicted < learned.predicted < 0
     assert greedy.true == pytest.approx(0.96, abs=1e-6) and learned.true == pytest.approx(-0.36, abs=1e-6)
+    assert optg(subject, 1)[0].tolist() == [[False, True, True]]  # the one whose going is said to help most
 
 
 @pytest.mark.parametrize("steps", [1, 10, 64])
@@ -150,6 +159,7 @@ def test_the_model_is_left_as_it_was():
 
 def test_counts_are_powers_of_ten_and_shares():
     assert powers(10_000) == [1, 10, 100, 1000, 5000, 9000, 9500, 9900]
+    assert powers(10) == [1, 5, 9] and powers(2) == [1]
 
 
 SMALL = {"batches": 1, "batch_size": 32, "steps": 1, "samples": 2, "accumulate": 8, "device": "cpu", "counts": (1, 200)}
@@ -234,6 +244,11 @@ def test_any_model_and_data(tmp_path, capsys):
         ({"what": "."}, "not the folder of a run"),
         ({"what": "vgg19", "data": "digits"}, r"vgg19 cannot take what the data has, \(1, 8, 8\)"),
         ({"what": "digits", "data": "digits", "lr": math.nan}, "--lr is nan; expected a number above 0"),
+        ({"what": "tests.experiments.odd:nothing", "data": "digits"}, "the model has no prunable weight"),
+        ({"what": "tests.experiments.odd:nan", "data": "digits"}, "the loss of .* is nan on this data"),
+        ({"what": "tests.experiments.odd:zero", "data": "digits"}, "has 0 weights that are not 0; expected at least 2"),
+        ({"what": "tests.experiments.odd:pair", "data": "digits"}, "cannot take what the data has.*must be Tensor, not tuple"),
+        ({"what": "tests.experiments.odd:few", "data": "digits"}, "cannot take what the data has.*out of bounds"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options, message):

@@ -1,4 +1,6 @@
+import fcntl
 import json
+import threading
 
 import pytest
 
@@ -15,6 +17,18 @@ def test_a_run_is_one_whole_line_and_stands_there_once(tmp_path):
     elsewhere["settings"]["folder"] = "/mnt/data"  # where the data was is no part of what a run is
     assert not record.append(file, elsewhere)
     assert [json.loads(line) for line in file.read_text().splitlines()] == [json.loads(json.dumps(s)) for s in (first, second)]
+
+
+def test_two_processes_take_turns(tmp_path):
+    file = tmp_path / "a.jsonl"
+    thread = threading.Thread(target=record.append, args=(file, summary(load("dormant-decay").runs[0])))
+    with file.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive() and not file.read_text()
+    thread.join(60)
+    assert len(record.read(file)) == 1
 
 
 def test_a_line_that_was_cut_off_gives_way(tmp_path):

@@ -30,6 +30,7 @@ def stop(number, frame):
 signal.signal(signal.SIGINT, stop)
 (folder / "environment.json").write_text(json.dumps(dict(os.environ)))
 if wish == "fail": sys.exit("it broke")
+if wish == "deaf": signal.signal(signal.SIGINT, signal.SIG_IGN); wish = "wait"
 if wish == "wait":
     (folder / "ready").touch(); time.sleep(60)
 (folder / "model.safetensors").touch()
@@ -69,6 +70,49 @@ def test_each_runs_once_and_is_recorded_once(tmp_path, runs):
     assert runner.run(runs) == 0
     assert {(tmp_path / "runs" / run.name / "started").read_text() for run in runs} == {"once"}
     assert len(record.read(file)) == 4 and "4 runs, 4 done before" in said.read_text()
+
+
+def test_what_another_command_has_recorded_since_is_not_run(tmp_path, runs):
+    file = tmp_path / "results" / "a.jsonl"
+    runner, said = scripts(tmp_path, jobs=1, record_file=file)
+    record.append(file.with_name("b.jsonl"), summary(runs[2], accuracy=0.5))
+    assert runner.run(runs) == 0 and f"3/4 {runs[2].name}: recorded by another command" in said.read_text()
+    assert not (tmp_path / "runs" / runs[2].name).exists() and len(record.read(file)) == 3
+
+
+def test_a_record_that_cannot_be_written_stops_no_run(tmp_path, runs, monkeypatch):
+    def full(path, summary):
+        raise OSError("no space left on device")
+
+    file = tmp_path / "results" / "a.jsonl"
+    runner, said = scripts(tmp_path, jobs=2, record_file=file)
+    with monkeypatch.context() as patched:
+        patched.setattr(record, "append", full)
+        assert runner.run(runs) == 1 and runner.done == 4
+    assert "not recorded: no space left on device; the same command will" in said.read_text()
+    runner, said = scripts(tmp_path, jobs=2, record_file=file)
+    assert runner.run(runs) == 0 and len(record.read(file)) == 4
+
+
+def test_no_run_is_left_behind(tmp_path, runs, monkeypatch):
+    runner, _ = scripts(tmp_path, {runs[1].name: "wait"}, jobs=2)
+
+    def broken(run, *_):
+        while not (tmp_path / "runs" / runs[1].name / "ready").exists():
+            time.sleep(0.01)
+        raise MemoryError
+
+    monkeypatch.setattr(runner, "ended", broken)
+    with pytest.raises(MemoryError):
+        runner.run(runs[:2])
+    [job] = runner.running
+    assert job.process.wait(timeout=20) == 130
+
+
+def test_a_damaged_summary_is_a_failure(tmp_path, runs, monkeypatch):
+    runner, said = scripts(tmp_path, jobs=1)
+    monkeypatch.setattr(runner, "command", lambda run: [sys.executable, "-c", SCRIPT, str(runner.output / run.name), "{", ""])
+    assert runner.run(runs[:1]) == 1 and "its summary.json is damaged" in said.read_text()
 
 
 def test_what_fails_is_named_with_its_log_while_the_others_go_on(tmp_path, runs):
@@ -117,6 +161,19 @@ def test_a_signal_is_passed_on_and_the_same_command_goes_on(tmp_path, runs, numb
     assert runner.run(runs) == 0
     begun = sorted((tmp_path / "runs" / run.name / "started").read_text() for run in runs)
     assert begun == ["once", "once", "onceagain", "onceagain"]
+
+
+def test_a_third_signal_kills_what_does_not_listen(tmp_path, runs):
+    runner, _ = scripts(tmp_path, {runs[0].name: "deaf"}, jobs=1)
+
+    def thrice() -> None:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    thread, started = when_ready(tmp_path / "runs", 1, thrice), time.monotonic()
+    assert runner.run(runs) == 130 and time.monotonic() - started < 50  # it would wait for 60 s
+    thread.join()
 
 
 @pytest.mark.parametrize("finishes", [True, False])
@@ -253,6 +310,20 @@ def test_masks_are_trained_on_the_weights_of_a_trained_model(tmp_path):
     layer = after[name]
     kept = layer != 0
     assert 0.05 < kept.float().mean() < 0.2 and layer[kept].equal(before[name][kept])
+
+
+def test_a_model_that_others_need_is_trained_again_and_its_record_stands(tmp_path):
+    choice = {"epochs": 1, "sparsity": (0.9,), **SMALL}
+    first, second = tmp_path / "results" / "a.jsonl", tmp_path / "results" / "b.jsonl"
+    assert reproduce(Reproduce(("supermasks",), only=("dense",), output=tmp_path / "one", record=first, **choice)) == 0
+    [line] = record.read(first)
+    first.write_text(json.dumps({**line, "accuracy": 0.123}) + "\n")
+    only = ("trained weights", "dense")
+    assert reproduce(Reproduce(("supermasks",), only=only, output=tmp_path / "two", record=second, **choice)) == 0
+    assert [path.parent.name.split("-")[2] for path in (tmp_path / "two").glob("*/model.safetensors")].count("dense") == 1
+    assert [row["method"] for row in record.read(second)] == ["supermask"]
+    known = record.known(tmp_path / "two", record.beside(second)).values()
+    assert [row["accuracy"] for row in known if row["method"] == "dense"] == [0.123]
 
 
 def test_what_cannot_run_fails_with_its_reason(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Our figures beside the paper's, and the page made of them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ def test_the_page_says_all_of_a_run_and_nothing_that_no_run_said(tmp_path):
     assert "Not run yet: `earlier-recipe`, `extreme`" in page
 
 
+def test_a_run_with_two_figures_is_refused_and_one_of_another_time_is_shown(tmp_path):
+    folder = tmp_path / "results"
+    run = load("cifar", Choice(on=("cifar100",), only=("snip",), columns=("95",))).runs[0]
+    strange = summary(run, method="forgotten", options={"power": 3}, command="optg train --method forgotten")
+    record.append(folder / "a.jsonl", summary(run, accuracy=0.7))
+    record.append(folder / "b.jsonl", summary(run, accuracy=0.7))
+    record.append(folder / "b.jsonl", strange)
+    assert "\noptg train --method forgotten\n" in results.page(folder)
+    (folder / "c.jsonl").write_text(json.dumps(summary(run, accuracy=0.6)) + "\n")
+    with pytest.raises(ValueError, match=r"c\.jsonl has a run that is there already, with accuracy 0.7 instead of 0.6"):
+        results.page(folder)
+
+
 def test_no_folder_of_records_is_named(tmp_path):
     with pytest.raises(ValueError, match="results is not a folder"):
         results.write(tmp_path / "RESULTS.md")
@@ -89,6 +103,7 @@ def test_cost_is_that_of_what_is_most_alike():
     assert cost.of(rigl) == 120  # the mean, for another method of the same model
     assert cost.of(load("resnet50").runs[0]) is None and cost.text([optg, load("resnet50").runs[0]]) == "unknown"
     assert cost.text([optg, rigl]) == f"{200 / 3600:.1f}"
+    assert cost.of(load("supermasks", Choice(only=("trained weights",))).runs[-1]) == 120  # by the model it starts from
 
 
 def test_figures_are_drawn_of_what_there_is(tmp_path):

@@ -63,6 +63,7 @@ def run(
         tensors = {name: random.random(shape, dtype=np.float32) + 0.5 for name, shape in LAYERS.items()}
         for tensor in tensors.values():
             tensor.flat[: round(recipe.sparsity * tensor.size)] = 0.0
+            tensor.flat[: round(recipe.sparsity * tensor.size) : 2] = -0.0
         save_file({**tensors, "classifier.bias": np.zeros(10, np.float32)}, path / "model.safetensors")
     return path
 

@@ -117,6 +117,10 @@ def test_curves_stand_where_the_metrics_say(tmp_path):
     assert by_label["optg"][-1] == (12, 95.0) and by_label["gmp"][-1] == (6, 47.5)
     assert [series.label.split()[0] for series in figures.mask_rate(shown).series] == ["optg"]
     assert [len(figures.late_accuracy(shown).series), len(figures.accuracy(shown).series)] == [1, 2]
+    made.run(tmp_path / "c", "rigl", epochs=40)
+    late = {series.label.split()[0]: series.points for series in figures.late_accuracy(made_group(tmp_path)).series}
+    assert [late["optg"][i][0] for i in (0, -1)] == [75, 100] and len(late["optg"]) == 4
+    assert [late["rigl"][i][0] for i in (0, -1)] == [75, 100] and len(late["rigl"]) == 11
 
 
 def test_runs_beside_the_papers_points(tmp_path):

@@ -45,15 +45,17 @@ class Tags(HTMLParser):
 
 
 def test_a_page_of_two_methods(tmp_path):
-    made.run(tmp_path / "runs" / "one", "optg", 0.9268)
+    made.run(tmp_path / "runs" / "one", "optg", 0.9268, epochs=160)
     made.run(tmp_path / "runs" / "two", "rigl", 0.9)
     page = page_of(tmp_path / "out", tmp_path / "runs")
     assert [title for title in PARTS if f"<h3>{title}</h3>" in page] == list(PARTS)
     assert 'class="missing"' not in page
     cells = re.search(r"optg 95 %</span></th>(.*?)</tr>", page).group(1)
     assert re.findall(r"<td class=n>([^<]*)</td>", cells) == [
-        "92.68", "93.79", "−1.11", "95.00", "1.00 M", "19.9 M", "5.0", "12", "0", "2 min 32 s",
+        "92.68", "93.79", "−1.11", "95.00", "1.00 M", "19.9 M", "5.0", "160", "0", "2 min 32 s",
     ]  # fmt: skip
+    cells = re.search(r"rigl 95 %</span></th>(.*?)</tr>", page).group(1)
+    assert re.findall(r"<td class=n>([^<]*)</td>", cells)[:3] == ["90.00", "93.35", "–"]  # of 12 epochs, not 160
     assert "optg train --method optg --output one" in page and "torch 2.11.0" in page and "revision 0e60166a1250" in page
     assert "Tab. 1 of the OptG paper, 160 epochs" in page and "The paper&#x27;s text gives SNIP 89.59" in page
 
@@ -118,6 +120,16 @@ def test_seeds_are_summed_up(tmp_path):
     for method in ("optg", "rigl"):
         row = re.search(rf"{method} 95 %</span></th>(.*?)</tr>", page).group(1)
         assert re.findall(r"<td class=n>([^<]*)</td>", row) == ["93.00", "± 1.00", "3", "92.00 to 94.00"]
+
+
+def test_a_run_made_twice_is_no_other_seed(tmp_path):
+    for i, (seed, accuracy) in enumerate(((0, 0.92), (0, 0.94))):
+        made.run(tmp_path / "runs" / str(i), "optg", accuracy, seed=seed)
+    assert "Over seeds" not in page_of(tmp_path / "one", tmp_path / "runs")
+    made.run(tmp_path / "runs" / "2", "optg", 0.93, seed=1)
+    page = page_of(tmp_path / "two", tmp_path / "runs")
+    row = re.search(r"optg 95 %</span></th>(<td class=n>[^<]*</td><td class=n>±.*?)</tr>", page).group(1)
+    assert re.findall(r"<td class=n>([^<]*)</td>", row) == ["92.50", "± 0.71", "2", "92.00 to 93.00"]
 
 
 def test_every_run_of_a_legend_has_its_own_line(tmp_path):

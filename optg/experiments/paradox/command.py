@@ -67,6 +67,10 @@ def paradox(options: Paradox) -> None:
         batches = take(data, options.batches)
         refuse_other_data(model, batches[0], options)
         subject = Subject(model, loss, batches)
+        if not math.isfinite(subject.whole):
+            raise ValueError(f"the loss of {options.what} is {subject.whole} on this data; expected a number")
+        if subject.size < 2:
+            raise ValueError(f"{options.what} has {subject.size} weights that are not 0; expected at least 2")
         counts = options.counts or powers(subject.size)
         if bad := [count for count in counts if not 1 <= count < subject.size]:
             raise ValueError(f"--counts has {bad[0]}; expected 1 to {subject.size - 1}: the model has {subject.size} weights")
@@ -109,10 +113,10 @@ def refuse_other_data(model: "nn.Module", batch: "tuple[Tensor, Tensor]", option
 
     try:
         with undisturbed(model), torch.no_grad():
-            model.eval()(batch[0])
+            loss(model.eval(), batch)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, IndexError, TypeError) as error:
         shape, said = tuple(batch[0].shape[1:]), str(error).splitlines()[0]
         raise ValueError(f"{options.what} cannot take what the data has, {shape}: {said}") from None
 
@@ -182,9 +186,10 @@ def take(data: "Data", count: int) -> list[Any]:
 
 
 def powers(size: int) -> list[int]:
-    """1, 10, 100, … below half of the weights, then half, 90, 95 and 99 % of them."""
+    """1, 10, 100, … below half of the weights, then half, 90, 95 and 99 % of them; of a few not all, and each once."""
     tens = [10**i for i in range(12) if 10**i < size / 2]
-    return [*tens, *(round(size * share) for share in (0.5, 0.9, 0.95, 0.99))]
+    shares = [min(round(size * share), size - 1) for share in (0.5, 0.9, 0.95, 0.99)]
+    return list(dict.fromkeys([*tens, *shares]))
 
 
 def criteria(options: Paradox, scores: "list[Tensor] | None", further: Callable[[], Iterator[Any]]) -> "dict[str, Criterion]":
@@ -230,10 +235,11 @@ def shown(console: Console, rows: "Iterator[Row]", total: int) -> "Iterator[Row]
 def table(rows: "Sequence[Row]", options: Paradox) -> Table:
     made = Table(title="What removing weights at once does to the loss", title_justify="left", caption_justify="left")
     made.box, made.pad_edge, made.padding = None, False, (0, 1, 0, 0)  # so that it fits 80 columns
+    tuned = f"; tuned: the same after {options.steps} steps of training of the rest" if options.steps else ""
     made.caption = (
-        "predicted: −Σ g·w; true: the loss without them less the loss with them; tuned: the same after "
-        f"{options.steps} steps of training of the rest. One weight of them, in the mean of {options.samples} or all: alone, "
-        "the others in place (Eq. 7); among, the others removed and the rest trained (Eq. 8); gap: |Eq. 8 − Eq. 7|."
+        f"predicted: −Σ g·w; true: the loss without them less the loss with them{tuned}. One weight of them, in the mean of "
+        f"{options.samples} or all: alone, the others in place (Eq. 7); among, the others removed"
+        f"{' and the rest trained' if options.steps else ''} (Eq. 8); gap: |Eq. 8 − Eq. 7|."
     )
     made.add_column("criterion")
     for column in ("removed", "share", "predicted", "true", "tuned", "alone", "among", "gap"):

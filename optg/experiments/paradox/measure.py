@@ -54,12 +54,12 @@ class Subject:
     def __init__(self, model: nn.Module, loss: Loss, batches: Sequence[Any]) -> None:
         if not batches:
             raise ValueError("there is no batch; expected at least one")
-        self.dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)  # to train in
         self.model, self.loss = copy.deepcopy(model).double(), loss
         self.batches = [tree_map(doubled, batch) for batch in batches]
         self.names = list(find_prunable(self.model, None, ()))
         if not self.names:
             raise ValueError("the model has no prunable weight: expected a Linear, convolution or attention layer")
+        self.dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)  # to train in
         self.weights = [p.detach() for p in find_prunable(self.model, None, ()).values()]
         self.before = [w.clone() for w in self.weights]
         self.present = [w != 0 for w in self.weights]
