@@ -12,7 +12,7 @@ from optg.report.markup import text
 from optg.report.palette import Look, style
 
 WIDTH = 360
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 22, 34
+LEFT, RIGHT, TOP, BOTTOM = 46, 16, 22, 34
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MADE = "<!-- made by optg report -->\n"  # files that begin so may be replaced by the next report
 
