@@ -90,7 +90,10 @@ class Runner:
 
     def recorded_since(self, run: Run) -> bool:
         """Has another command recorded it by now? Then it need not be run, unless its model is what is wanted."""
-        now = record.beside(self.record_file)
+        try:
+            now = record.beside(self.record_file)
+        except (ValueError, OSError):  # `keep` will say so
+            return False
         if run.key in self.known or run.key not in now or based_on(run, self.waiting):
             return False
         self.known[run.key] = now[run.key]

@@ -94,6 +94,13 @@ def test_a_record_that_cannot_be_written_stops_no_run(tmp_path, runs, monkeypatc
     assert runner.run(runs) == 0 and len(record.read(file)) == 4
 
 
+def test_a_record_that_was_damaged_since_stops_no_run(tmp_path, runs):
+    runner, said = scripts(tmp_path, jobs=2, record_file=tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_text("{}}\n")
+    assert runner.run(runs) == 1 and runner.done == 4
+    assert "a.jsonl, line 1, is not JSON" in said.read_text()
+
+
 def test_no_run_is_left_behind(tmp_path, runs, monkeypatch):
     runner, _ = scripts(tmp_path, {runs[1].name: "wait"}, jobs=2)
 
