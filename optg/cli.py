@@ -77,7 +77,7 @@ def understand(args: list[str]) -> tuple[Plan, Any]:
     @dataclass
     class Train:
         recipe: Annotated[Recipe, tyro.conf.arg(name="")]
-        method: kind  # type: ignore[valid-type]
+        method: Annotated[kind, tyro.conf.arg(help=f"of {plan.method}")]  # type: ignore[valid-type]
         output: Path | None = None  # the folder of the run; by default runs/ and a name made from the settings
         resume: bool = True  # go on from the folder's newest checkpoint; else such a folder is refused
         parallel: Literal["none", "ddp", "fsdp"] = "none"  # over the processes that torchrun started

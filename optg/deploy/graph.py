@@ -348,10 +348,11 @@ def check_inputs(graph: Graph, inputs: Sequence[Tensor]) -> int:
         if len(value.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape)):
             wanted = "×".join("any" if n is None else str(n) for n in shape)
             raise GraphError(f"the input {name} is {'×'.join(map(str, value.shape))}; expected {wanted}")
-    batches = {m for v, shape in zip(inputs, graph.shapes) for n, m in zip(shape, v.shape) if n is None}
-    if len(batches) > 1:
-        raise GraphError(f"the inputs have batches of {' and '.join(map(str, sorted(batches)))}; expected one size for all")
-    return batches.pop() if batches else next((shape[0] or 0 for shape in graph.shapes if shape), 1)
+    batches = [m for v, shape in zip(inputs, graph.shapes) for n, m in zip(shape, v.shape) if n is None]
+    if any(m != batches[0] for m in batches[1:]):  # no set of them: in one the symbol of an export would become a number
+        sizes = " and ".join(map(str, sorted(set(batches))))
+        raise GraphError(f"the inputs have batches of {sizes}; expected one size for all")
+    return batches[0] if batches else next((shape[0] or 0 for shape in graph.shapes if shape), 1)
 
 
 def execute(

@@ -132,6 +132,13 @@ def test_onnx_is_checked_by_onnxruntime(run: Path, cli: Cli, tmp_path: Path, mon
     outputs = session.run(None, {"images": images[:7].numpy()})[0]
     with torch.no_grad():
         assert np.allclose(outputs, export.open_trained(run).model(images[:7]), rtol=1e-5, atol=1e-5)
+    assert cli("export", run, "--output", tmp_path / "m.optg")[0] == 0
+    code, out, err = cli("export", tmp_path / "m.optg", "--to", "onnx", "--output", tmp_path / "packed.onnx")
+    assert code == 0 and "onnxruntime's outputs differ by at most" in out and not err
+    session = onnxruntime.InferenceSession(str(tmp_path / "packed.onnx"))
+    assert np.allclose(session.run(None, {"images": images[:7].numpy()})[0], outputs, rtol=1e-5, atol=1e-5)
+    for name in ("m.optg", "packed.onnx"):
+        (tmp_path / name).unlink()
     before = (tmp_path / "m.onnx").read_bytes()
     monkeypatch.setattr(export, "to_onnx", lambda model, example, path: write_other(model, example, path))
     code, _, err = cli("export", run, "--to", "onnx", "--output", tmp_path / "m.onnx")
