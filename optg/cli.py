@@ -213,7 +213,7 @@ def report(
 
 
 def export(
-    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")],
+    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT|FILE")],
     to: Literal["packed", "safetensors", "onnx"] = "packed",
     output: Path | None = None,
     values: Literal["float32", "bfloat16"] = "float32",
@@ -221,9 +221,9 @@ def export(
     """Write a trained model as one small file: optg export runs/digits-optg-0.95-seed0
 
     Args:
-        what: the folder of a run, or of one of its checkpoints: RUN/checkpoints/step-N.
+        what: the folder of a run, or of one of its checkpoints (RUN/checkpoints/step-000000550), or a packed file.
         to: packed: graph, masks and values, for optg.load, run and bench; safetensors: dense tensors; onnx: for other engines.
-        output: the file; by default in the run's folder.
+        output: the file; by default in the run's folder, or beside the packed file.
         values: of the weights in a packed file; bfloat16 rounds them.
     """
     from optg.deploy.export import export as write
@@ -232,7 +232,7 @@ def export(
 
 
 def infer(
-    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|RUN")],
+    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|RUN|CHECKPOINT")],
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = (),
     data: Literal["test"] | None = None,
     folder: str | None = None,
@@ -241,7 +241,7 @@ def infer(
     """Run a trained model on this CPU, skipping its zeros: optg run model.optg photo.jpg, or optg run RUN --data test
 
     Args:
-        what: a packed file, or the folder of a run.
+        what: a packed file, or the folder of a run or of one of its checkpoints.
         images: files; the five likeliest classes of each are printed.
         data: the test images of the model's data: prints accuracy and images a second.
         folder: that has the data; by default the recipe's, else ./data.
@@ -255,7 +255,7 @@ def infer(
 
 
 def bench(
-    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|FILE|MODEL")],
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT|FILE|MODEL")],
     batches: tuple[int, ...] = (1, 32),
     threads: tuple[int, ...] = (),
     seconds: float = 2.0,
@@ -269,7 +269,7 @@ def bench(
     """Measure a model on this CPU: optg against torch, torch.compile and, where installed, onnxruntime and OpenVINO.
 
     Args:
-        what: a run, a packed file, or a model's name, which gets random weights and masks.
+        what: a run, one of its checkpoints, a packed file, or a model's name, which gets random weights and masks.
         batches: sizes to measure.
         threads: numbers of threads to measure; by default 1 and as many as there are cores.
         seconds: for each engine in each setting, at least.

@@ -27,7 +27,7 @@ class Reproduce:
     table: Annotated[bool, Flag] = False  # only print the table of what is there already
     plan: Annotated[bool, Flag] = False  # only print the commands of the runs, in their order
     results: Path | None = None  # write a page of all experiments (RESULTS.md) from the records beside it in results/*.jsonl
-    on: tuple[str, ...] = ()  # cifar10, cifar100, imagenet, …: where the experiment can run; by default one that is cheap
+    on: tuple[str, ...] = ()  # cifar10, cifar100, imagenet, …: where it runs; by default a cheap one, for Tab. 1 both CIFAR
     only: tuple[str, ...] = ()  # these rows, by their label or method
     columns: tuple[str, ...] = ()  # these columns, by their label
     sparsity: tuple[float, ...] = ()  # these instead of the declared ones
