@@ -35,3 +35,8 @@ def test_methods_lists_them_all():
 def test_an_unknown_command_is_refused():
     wrong = optg("method")
     assert wrong.returncode == 2 and "methods" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_the_help_of_train_is_of_its_method_and_has_no_comments_of_the_code():
+    said = optg("train", "--method", "rigl", "--help").stdout
+    assert "of rigl" in said and "--method.fraction" in said and "type:" not in said and "fmt:" not in said
