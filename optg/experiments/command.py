@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -134,16 +134,9 @@ def choice(options: Reproduce) -> "Choice":
         if not 1e-6 <= sparsity < 1:
             raise ValueError(f"--sparsity is {sparsity}; expected the share of weights to remove, between 0 and 1")
     return Choice(
-        once(options.on), options.only, options.columns, sparsity=once(options.sparsity), seeds=once(options.seeds),
-        settings=settings, output=options.output,
+        tuple(dict.fromkeys(options.on)), options.only, options.columns, sparsity=tuple(dict.fromkeys(options.sparsity)),
+        seeds=tuple(dict.fromkeys(options.seeds)), settings=settings, output=options.output,
     )  # fmt: skip
-
-
-T = TypeVar("T")
-
-
-def once(values: tuple[T, ...]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(values))
 
 
 def overview(options: Reproduce) -> Table:

@@ -56,7 +56,8 @@ class Runner:
         self.output, self.jobs, self.device, self.record_file = output, jobs, device, record_file
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self.console = console or Console()
-        self.known = record.known(output, record.beside(record_file))
+        self.recorded = record.beside(record_file)
+        self.known = record.known(output, self.recorded)
         self.waiting: list[Run] = []
         self.running: list[Job] = []
         self.done = 0
@@ -72,7 +73,7 @@ class Runner:
         self.waiting = [run for run in runs if not self.finished(run, runs)]
         self.total, self.done = len(runs), len(runs) - len(self.waiting)
         for run in runs:
-            if run.key in self.known:
+            if run.key in self.known and run.key not in self.recorded:
                 self.keep(self.known[run.key])
         self.say(f"{self.total} runs, {self.done} done before")
         with self.listening():

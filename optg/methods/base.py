@@ -27,7 +27,7 @@ from optg.allocation import BUDGETS
 from optg.clock import Clock
 from optg.naming import nearest
 from optg.probe import Probe
-from optg.schedules import SCHEDULES, sigmoid
+from optg.schedules import SCHEDULES
 from optg.weights import Soft, SparseWeights
 
 
@@ -163,7 +163,7 @@ class Gradual(Method):
     def warn_of_a_jump(self, weights: SparseWeights, clock: Clock) -> None:
         """A flat sigmoid has not arrived when its last cut is due, which then takes the rest at once."""
         last, target = self.last_cut(clock), weights.target
-        reached = target * sigmoid(Clock(clock.epochs, clock.steps_per_epoch, last), self.start, self.end, self.alpha)
+        reached = self.scheduled(weights, Clock(clock.epochs, clock.steps_per_epoch, last))
         share = (target - reached) / (1 - reached)
         if self.schedule == "sigmoid" and share > 0.5:
             warnings.warn(
@@ -197,8 +197,10 @@ class Gradual(Method):
         return clock.step == last or (regular and (clock.step < last or self.keeps_cutting))
 
     def sparsity(self, weights: SparseWeights, clock: Clock) -> float:
-        """Where the schedule stands now."""
-        if clock.step >= self.last_cut(clock):
-            return weights.target
+        """The schedule's, and from the last cut on the target."""
+        return weights.target if clock.step >= self.last_cut(clock) else self.scheduled(weights, clock)
+
+    def scheduled(self, weights: SparseWeights, clock: Clock) -> float:
+        """Where the schedule stands now, which may be short of the target at its end."""
         initial = min(self.initial, weights.target)
         return initial + (weights.target - initial) * SCHEDULES[self.schedule](clock, self.start, self.end, self.alpha)

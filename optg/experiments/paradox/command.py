@@ -204,9 +204,11 @@ def criteria(options: Paradox, scores: "list[Tensor] | None", further: Callable[
 
 
 def write(path: Path, rows: "Iterable[Row]", options: Paradox) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps({**dataclasses.asdict(row), "options": recorded(options)}) + "\n" for row in rows))
-    partial.replace(path)
+    from optg.deploy.packed import appearing
+
+    lines = [json.dumps({**dataclasses.asdict(row), "options": recorded(options)}) + "\n" for row in rows]
+    with appearing(path) as partial:
+        partial.write_text("".join(lines))
 
 
 def recorded(options: Paradox) -> dict[str, Any]:
