@@ -158,7 +158,7 @@ def test_a_name_says_what_is_unusual_and_fits_a_file_system():
     long = "synthetic:3x224x224:1000:" + "1" * 300
     [run] = load("cifar", Choice(only=("dense",), on=("cifar10",), settings={"data": long, "folder": "/a/b"})).runs
     assert len(run.name) < 200 and "/" not in run.name and ":" not in run.name
-    [run] = load("dormant-decay", Choice(only=("frozen",), columns=("99",), settings={"folder": "/a/b"})).runs
+    [run] = load("dormant-decay", Choice(only=("frozen",), columns=("99",), seeds=(0,), settings={"folder": "/a/b"})).runs
     assert run.name == "vgg19-cifar100-optg-0.99-epochs=80-dormant_decay=False-seed0"
 
 
