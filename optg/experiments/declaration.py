@@ -17,9 +17,8 @@ from optg.naming import nearest
 from optg.report.paper import tables
 from optg.schedules import default_alpha
 from optg.training import recipe as recipes
-from optg.training.recipe import Plan, Recipe, build_method, check, converted
+from optg.training.recipe import HOW, Plan, Recipe, build_method, check, converted, flag
 
-HOW = ("folder", "graph", "compile")  # settings that say where data is and how it is computed, not what
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000}  # to train on
 NEAR = 0.01  # a paper's sparsity so near to the wanted one is named beside it; others are another experiment
 
@@ -76,13 +75,6 @@ class Run:
     def key(self) -> str:
         """The same for two runs that train the same thing."""
         return key_of({"settings": dataclasses.asdict(self.plan.recipe), "method": self.plan.method, "options": self.options})
-
-
-def flag(prefix: str, key: str, value: Any) -> list[str]:
-    name = key.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{prefix}{'' if value else 'no-'}{name}"]
-    return [f"--{prefix}{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
 
 
 def key_of(summary: dict[str, Any]) -> str:
@@ -202,7 +194,7 @@ def load(name: str, choice: Choice | None = None) -> Experiment:
                     made.cells += cell_of(said, place, row, column, choice)
     if not made.cells:
         raise ValueError(f"{name} has no run of that kind; leave out --only, --columns or --sparsity to see all")
-    made.notes += paper_notes(said, chosen_places)
+    made.notes += paper_notes(said, chosen_places) if any(cell.paper for cell in made.cells) else []
     return made
 
 

@@ -1,5 +1,6 @@
 """Summaries of runs, kept beyond the runs: one a line in results/*.jsonl."""
 
+import contextlib
 import fcntl
 import json
 import math
@@ -86,9 +87,21 @@ def within(folder: Path, named: Path | None = None) -> Summaries:
         try:
             found = {key_of(row): row for row in read(path)} | found
         except (ValueError, OSError):
-            if path == named:
+            if path == named or has_a_run(path):
                 raise
     return found
+
+
+def has_a_run(path: Path) -> bool:
+    """Is a file that cannot be read a damaged record, rather than something else?"""
+    try:
+        lines = path.read_text(errors="replace").split("\n")
+    except OSError:
+        return False
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            return bool(checked(json.loads(line), str(path)))
+    return False
 
 
 def known(output: Path, recorded: Summaries) -> Summaries:

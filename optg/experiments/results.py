@@ -49,11 +49,12 @@ def page(folder: Path) -> str:
 
 
 def section(name: str, place: str, known: record.Summaries, left: record.Summaries) -> str:
-    """One experiment at one place, or nothing where no run of it is there. Takes its runs out of `left`."""
+    """One experiment at one place, or nothing where no run of it is there. Takes the runs that it shows out of `left`."""
     experiment = declaration.load(name, Choice(on=(place,), asked=True))
     found = [line for line in lines(experiment, known) if line.summaries]
-    for run in experiment.runs:
-        left.pop(run.key, None)
+    for line in found:
+        for summary in line.summaries:
+            left.pop(declaration.key_of(summary), None)
     if not found:
         return ""
     rows = [texts(line) for line in found]
@@ -78,7 +79,7 @@ def provenance(experiment: Experiment, found: list[Line]) -> str:
 
 
 def others(summaries: list[dict[str, Any]]) -> str:
-    """Runs that belong to no experiment."""
+    """Runs that stand in no table: of no experiment, or one of several settings of which another came nearer."""
     rows, said = [], []
     for s in summaries:
         changes, command = origin(s)
@@ -95,7 +96,7 @@ def origin(summary: dict[str, Any]) -> tuple[str, str]:
     """What a run has changed of its recipe, and what trains the same again, now: recipes may have changed since."""
     if summary["recipe"] not in recipes.names():
         return "", summary["command"]
-    settings = {key: value for key, value in summary["settings"].items() if key not in declaration.HOW}
+    settings = {key: value for key, value in summary["settings"].items() if key not in recipes.HOW}
     try:
         run = declaration.make_run(summary["recipe"], summary["method"], settings, summary["options"])
         changes = ", ".join(f"{key} {value}" for of in run.changes for key, value in of.items())

@@ -20,6 +20,7 @@ class Line:
 
     cell: Cell
     summaries: list[dict[str, Any]] = field(default_factory=list)  # one for each seed
+    far: list[dict[str, Any]] = field(default_factory=list)  # where none came near the wanted sparsity: what came nearest
 
     def mean(self, key: str) -> float:
         return statistics.fmean(summary[key] for summary in self.summaries)
@@ -44,10 +45,10 @@ class Line:
 
 
 def lines(experiment: Experiment, known: Summaries) -> list[Line]:
-    return [Line(cell, chosen(cell, known)) for cell in experiment.cells]
+    return [line_of(cell, known) for cell in experiment.cells]
 
 
-def chosen(cell: Cell, known: Summaries) -> list[dict[str, Any]]:
+def line_of(cell: Cell, known: Summaries) -> Line:
     """The run of each seed that has ended; of alternatives the one nearest to the wanted sparsity, if it is near at all."""
     seeds: dict[int, list[dict[str, Any]]] = {}
     for run in cell.runs:
@@ -58,7 +59,8 @@ def chosen(cell: Cell, known: Summaries) -> list[dict[str, Any]]:
         return abs(math.log(max(1 - summary["sparsity"], 1e-9) / (1 - (cell.sparsity or 0.0))))
 
     nearest = [min(found, key=distance) for found in seeds.values()]
-    return [summary for summary in nearest if distance(summary) < FAR]
+    near = [summary for summary in nearest if distance(summary) < FAR]
+    return Line(cell, near, [] if near else nearest)
 
 
 COLUMNS = ("on", "what", "at", "ours", "paper", "difference", "sparsity", "MFLOPs", "seeds", "seconds")
@@ -70,7 +72,8 @@ def texts(line: Line) -> list[str]:
     theirs = "" if paper is None else f"{paper.accuracy:.2f}" + (f" at {paper.sparsity:g} %" if paper.sparsity else "")
     column = cell.column + (" %" if cell.sparsity and cell.column == f"{100 * cell.sparsity:g}" else "")
     if not line.summaries:
-        return [cell.place, cell.row, column, "", theirs, "", "", "", "", ""]
+        reached = ", ".join(f"{100 * summary['sparsity']:.2f} %" for summary in line.far)
+        return [cell.place, cell.row, column, "", theirs, "", f"too far: {reached}" if reached else "", "", "", ""]
     spread = "" if line.deviation is None else f" ± {line.deviation:.2f}"
     difference = "" if line.difference is None else f"{line.difference:+.2f}"
     flops = f" (paper {number(paper.flops / 1e6)})" if paper and paper.flops else ""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from optg.report.markup import brief
 
+TINY = 1e-290  # as good as 0: a fifth of it still has a logarithm
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -18,8 +20,10 @@ def linear(label: str, values: Iterable[float], *, low: float | None = None, hig
     """An axis whose ends are round numbers, unless they are given."""
     values = list(values) or [0.0, 1.0]
     bottom, top = min(values) if low is None else low, max(values) if high is None else high
-    if top - bottom < 1e-9 * max(1.0, abs(top)):
-        bottom, top = bottom - 0.01 * (abs(bottom) or 1.0), top + 0.01 * (abs(top) or 1.0)
+    size = max(abs(bottom), abs(top))
+    if top - bottom < max(1e-9 * size, TINY):
+        room = 0.01 * (size if size > TINY else 1.0)
+        bottom, top = bottom - room, top + room
     step = round_up((top - bottom) / 5)
     bottom = math.floor(bottom / step + 1e-9) * step if low is None else low
     top = math.ceil(top / step - 1e-9) * step if high is None else high
@@ -29,7 +33,7 @@ def linear(label: str, values: Iterable[float], *, low: float | None = None, hig
     def place(value: float) -> float:
         return (value - bottom) / (top - bottom)
 
-    return Axis(label, place, [(place(mark), f"{mark:,.{digits}f}") for mark in marks])
+    return Axis(label, place, [(place(mark), f"{mark:,.{digits}f}" if digits <= 5 else f"{mark:.3g}") for mark in marks])
 
 
 def logarithmic(label: str, values: Iterable[float], write: Callable[[float], str] = brief, *, zero: bool = False) -> Axis:

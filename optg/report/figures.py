@@ -8,10 +8,8 @@ from optg.report.layers import densities
 from optg.report.markup import brief, percent
 from optg.report.palette import DASHES, Look, looks
 from optg.report.paper import PaperTable, table_of
-from optg.report.plot import Entry, Figure, Series
+from optg.report.plot import MANY, Entry, Figure, Series
 from optg.report.runs import Run
-
-MANY = 12  # runs with an entry of their own in a legend; of more, the legend names the methods
 
 
 @dataclass
@@ -63,7 +61,7 @@ def curves(
     found = {i: points for i, points in found.items() if points}
     if not found:
         return None
-    last = max(1, *(group.runs[i].settings["epochs"] for i in found))
+    last = max(1, *(x for points in found.values() for x, _ in points))
     series = [Series(group.runs[i].label, group.looks[i], points) for i, points in found.items()]
     x = linear("epoch", [], low=0, high=last)
     y = make([[y for _, y in points] for points in found.values()])

@@ -14,6 +14,15 @@ def text(value: object) -> str:
     return html.escape(ILLEGAL.sub("�", str(value)), quote=True)
 
 
+def missing(said: str) -> str:
+    """A line for what is not there; `said` is escaped already."""
+    return f'<p class="missing">{said}</p>'
+
+
+def counted(count: int, name: str) -> str:
+    return f"{count} {name}{'s' if count != 1 else ''}"
+
+
 def slug(value: str) -> str:
     """A name for files and anchors."""
     return re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")[:60] or "runs"

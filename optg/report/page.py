@@ -3,10 +3,11 @@
 from importlib.resources import files
 
 from optg.report import figures, scatter
-from optg.report.figures import MANY, Group
-from optg.report.markup import slug, text
+from optg.report.commands import command, environments
+from optg.report.figures import Group
+from optg.report.markup import counted, missing, slug, text
 from optg.report.palette import LINE, PAGE, PANEL, QUIET, TEXT, style
-from optg.report.plot import Entry, Figure, inline
+from optg.report.plot import MANY, Entry, Figure, inline, named
 from optg.report.runs import Run
 from optg.report.tables import comparison, layer_table, over_seeds, swatch
 
@@ -80,10 +81,6 @@ def lead(runs: list[Run], sections: list[Sections]) -> str:
     return said
 
 
-def counted(count: int, name: str) -> str:
-    return f"{count} {name}{'s' if count != 1 else ''}"
-
-
 def anchor(i: int, group: Group) -> str:
     return f"{i + 1}-{slug(group.name)}"
 
@@ -137,23 +134,13 @@ def part(title: str, shown: list[Figure | None], instead: str, grid: str = "figu
     entries = dict.fromkeys(entry for figure in made for entry in figure.legend)
     parts = [f"<h3>{title}</h3>", legend(list(entries)), f'<div class="{grid}">{"".join(drawn)}</div>']
     if absent := [label for label in made[0].missing if all(label in figure.missing for figure in made)]:
-        parts.append(missing(f"Not shown, since not ended or not recorded: {named(absent)}."))
-    if below := list(dict.fromkeys(label for figure in made for label in figure.below)):
-        parts.append(missing(f"Not drawn, far below the others: {named(below)}."))
-    return parts
-
-
-def named(labels: list[str]) -> str:
-    return text(", ".join(labels)) if len(labels) <= MANY else counted(len(labels), "run")
+        parts.append(missing(text(f"Not shown, since not ended or not recorded: {named(absent)}.")))
+    return parts + [missing(text(remark)) for remark in dict.fromkeys(figure.remark for figure in made) if remark]
 
 
 def legend(entries: list[Entry]) -> str:
     items = "".join(f"<li>{swatch(look, line, marker)}{text(label)}</li>" for label, look, line, marker in entries)
     return f'<ul class="legend">{items}</ul>'
-
-
-def missing(said: str) -> str:
-    return f'<p class="missing">{said}</p>'
 
 
 def commands(sections: list[Sections]) -> str:
@@ -166,27 +153,3 @@ def commands(sections: list[Sections]) -> str:
             made = f"<details><summary>{counted(len(group.runs), 'command')}</summary>{made}</details>"
         parts.append(f"<h3>{text(group.name)}</h3>\n{environments(group.runs)}\n{made}")
     return "\n".join([*parts, "</section>"])
-
-
-def environments(runs: list[Run]) -> str:
-    """Versions and hardware, once for all the runs that share them."""
-    shared: dict[str, list[str]] = {}
-    for run in runs:
-        if facts := environment(run):
-            shared.setdefault(facts, []).append(run.label)
-    named = [(facts, f"{', '.join(labels)}: " if len(shared) > 1 else "") for facts, labels in shared.items()]
-    return "\n".join(f'<p class="note">{text(labels)}{text(facts)}</p>' for facts, labels in named)
-
-
-def environment(run: Run) -> str:
-    versions, hardware, revision = (run.summary.get(key) for key in ("versions", "hardware", "revision"))
-    facts = [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
-    facts += [f"revision {str(revision)[:12]}"] if revision else []
-    return " · ".join([*facts, *([str(hardware)] if hardware else [])])
-
-
-def command(run: Run) -> str:
-    typed = run.summary.get("command")
-    line = f"<pre>{text(typed)}</pre>" if typed else missing("The command is recorded when a run ends.")
-    name = f' <span class="quiet">{text(run.name)}</span>' if run.name not in run.label else ""
-    return f'<div class="command"><h4>{text(run.label)}{name}</h4>{line}</div>'

@@ -4,16 +4,18 @@ On the page a figure has its title and legend outside, in HTML, where they wrap;
 """
 
 import math
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from optg.report.axes import Axis
-from optg.report.markup import text
+from optg.report.markup import counted, text
 from optg.report.palette import Look, style
 
 WIDTH = 360
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 22, 34
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
+MANY = 12  # runs that are named one by one; of more, a legend names the methods
 MADE = "<!-- made by optg report -->\n"  # files that begin so may be replaced by the next report
 
 
@@ -42,6 +44,16 @@ class Figure:
     below: list[str] = field(default_factory=list)  # runs so far down that they are named instead of drawn
     height: int = 236
 
+    @property
+    def remark(self) -> str:
+        """What its reader would miss."""
+        return f"Not drawn, far below the others: {named(self.below)}." if self.below else ""
+
+
+def named(labels: list[str]) -> str:
+    """All of them, or how many where that would be a long list."""
+    return ", ".join(labels) if len(labels) <= MANY else counted(len(labels), "run")
+
 
 def inline(figure: Figure) -> str:
     """For the page: no title, no legend, no style of its own."""
@@ -54,7 +66,9 @@ def inline(figure: Figure) -> str:
 def alone(figure: Figure) -> str:
     """For a file: with title, legend, background and style."""
     rows = legend_rows(figure.legend)
-    height = 26 + figure.height + 17 * len(rows) + 8
+    words = textwrap.wrap(figure.remark, 58)
+    below = 26 + figure.height + 17 * len(rows)
+    height = below + 14 * len(words) + 8
     parts = [
         f'<text x="12" y="20" font-size="13" font-weight="600" fill="currentColor">{text(figure.title)}</text>',
         f'<g transform="translate(0 26)">{drawing(figure)}</g>',
@@ -64,6 +78,7 @@ def alone(figure: Figure) -> str:
             y = 26 + figure.height + 17 * i + 4
             parts.append(f'<g transform="translate({x} {y})">{sample(look, line, marker)}')
             parts.append(f'<text x="28" y="9" fill="currentColor">{text(label)}</text></g>')
+    parts += [f'<text x="12" y="{below + 14 * i + 12}" fill="currentColor">{text(w)}</text>' for i, w in enumerate(words)]
     return (
         f'{MADE}<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{2 * WIDTH}" height="{2 * height}" font-family="{FONT}" font-size="11" class="ink">\n'

@@ -7,14 +7,14 @@ a line; a `.json` file is one summary. A run that has not ended is shown as far 
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from optg.methods import METHODS
 from optg.report.markup import is_number, share
 from optg.training import recipe
-from optg.training.recipe import RecipeError
+from optg.training.recipe import HOW, RecipeError
 
 REQUIRED = {"method": str, "settings": dict, "accuracy": float, "sparsity": float}
 SETTINGS = {"model": str, "data": str, "sparsity": float, "epochs": int, "seed": int}
@@ -43,9 +43,9 @@ class Run:
 
     @property
     def target(self) -> float:
-        """The sparsity asked for, or the one that a method which finds its own has come to."""
+        """The sparsity asked for, or the one that a method which finds its own has come to, as exactly as tables have it."""
         learns = self.method in METHODS and METHODS[self.method].learns_sparsity
-        return self.sparsity if learns and self.sparsity is not None else self.settings["sparsity"]
+        return round(self.sparsity, 4) if learns and self.sparsity is not None else self.settings["sparsity"]
 
     @property
     def epoch(self) -> int:
@@ -183,17 +183,22 @@ def group(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
 
 
 def name_apart(runs: list[Run]) -> None:
-    """Label runs by method and sparsity and, where that is not enough, by the settings in which they differ."""
-    alike: dict[str, list[Run]] = {}
+    """Label runs by method and sparsity, and by what is not usual: in a recipe among all of them, in options among runs of
+    the method, in the seed among those that would have the same label."""
     for run in runs:
         run.label = run.method if run.method == "dense" else f"{run.method} {share(run.target)}"
-        alike.setdefault(run.label, []).append(run)
-    for same in alike.values():
-        known = [all_settings(run) for run in same]
-        usual = {key: most(settings.get(key) for settings in known) for key in known[0]}
-        for run, settings in zip(same, known):
-            parts = [said(key, value) for key, value in settings.items() if key in usual and repr(value) != usual[key]]
-            run.label = ", ".join([run.label, *(parts if len(parts) <= 4 else [run.name])])
+    known = [all_settings(run) for run in runs]
+    short = [run.label for run in runs]
+    for run, settings in zip(runs, known):
+        parts = []
+        for key, value in settings.items():
+            if key == "seed":
+                others = [s for s, label in zip(known, short) if label == run.label]
+            else:
+                others = known if key in run.settings else [s for s, r in zip(known, runs) if r.method == run.method]
+            if key != "sparsity" and repr(value) != most(s[key] for s in others if key in s):
+                parts.append(said(key, value))
+        run.label = ", ".join([run.label, *(parts if len(parts) <= 4 else [run.name])])
     for same in by_label(runs):
         for run in same:
             run.label += f", {run.name}"
@@ -216,9 +221,11 @@ def most(values: Iterable[Any]) -> str | None:
 
 
 def all_settings(run: Run) -> dict[str, Any]:
-    """What makes a run what it is: its recipe, but for where its data lies, and its method's options."""
-    recipe = {key: value for key, value in run.settings.items() if key != "folder"}
-    options = {key: value for key, value in run.options.items() if (key, value) != ("seed", recipe["seed"])}
+    """What makes a run what it is: its recipe, but for how it was computed, and its method's options, of which an older run
+    may not know all: it had the defaults."""
+    recipe = {key: value for key, value in run.settings.items() if key not in HOW}
+    usual = {f.name: f.default for f in fields(METHODS[run.method])} if run.method in METHODS else {}
+    options = {k: v for k, v in (usual | run.options).items() if k != "seed" or run.options.get(k, recipe[k]) != recipe[k]}
     return recipe | {f"{run.method} {key}" if key in recipe else key: value for key, value in options.items()}
 
 

@@ -55,7 +55,7 @@ def scatter(
     printed = [(point, x) for point in (group.paper.points if group.paper else ()) if is_number(x := theirs(point))]
     lowest = floor([dot.y for dot in dots] + [100 * point.accuracy for point, _ in printed])
     shown = [dot for dot in dots if dot.y >= lowest]
-    series = [*lines(group, shown), *filled(group, shown), *hollow(group, printed)]
+    series = [*lines(group, dots, lowest), *filled(group, shown), *hollow(group, printed)]
     places = [place for one in series for place in one.points]
     across, up = make([x for x, _ in places]), linear("test accuracy, %", [y for _, y in places])
     ended = [dot.run.label for dot in dots]
@@ -74,13 +74,16 @@ def floor(values: list[float]) -> float:
     return median - FAR * max(third - median, 4.0)
 
 
-def lines(group: Group, dots: list[Dot]) -> list[Series]:
-    """Through the runs that differ in sparsity and seed alone."""
+def lines(group: Group, dots: list[Dot], lowest: float) -> list[Series]:
+    """Through the runs that differ in sparsity and seed alone: their means, also over seeds that are not drawn."""
     alike: dict[tuple[str, str], list[Dot]] = {}
     for dot in dots:
         same = {key: value for key, value in all_settings(dot.run).items() if key not in ("sparsity", "seed")}
         alike.setdefault((dot.run.method, repr(same)), []).append(dot)
-    made = [Series(method, group.methods[method], means(found)) for (method, _), found in alike.items()]
+    made = [
+        Series(method, group.methods[method], [(x, y) for x, y in means(found) if y >= lowest])
+        for (method, _), found in alike.items()
+    ]
     return [series for series in made if len(series.points) > 1]
 
 

@@ -43,7 +43,7 @@ def comparison(group: Group) -> str:
     rows = []
     for i in order:
         run = group.runs[i]
-        row = [f"{swatch(group.looks[i])}{text(run.label)}", percent(run.accuracy)]
+        row = [f"{swatch(group.looks[i])}{named(run)}", percent(run.accuracy)]
         if group.paper:
             point = group.paper.at(run.method, run.target)
             both = point and run.finished and is_number(run.accuracy) and run.settings["epochs"] == group.paper.epochs
@@ -58,7 +58,7 @@ def comparison(group: Group) -> str:
             compact(run.number("nonzero")),
             compact(flops),
             part,
-            progress(run),
+            str(run.settings["epochs"]) if run.finished else f"{run.epoch} of {run.settings['epochs']}",
             text(run.settings["seed"]),
         ]
         rows.append([*row, duration(run.number("seconds"))])
@@ -69,9 +69,9 @@ def accuracy(run: Run) -> float:
     return run.accuracy if is_number(run.accuracy) else 0.0
 
 
-def progress(run: Run) -> str:
-    epochs = run.settings["epochs"]
-    return str(epochs) if run.finished else f'<span class="flag">{run.epoch} of {epochs}</span>'
+def named(run: Run) -> str:
+    """Its label, and beside it, where that stays in sight on a phone, whether it has ended."""
+    return text(run.label) if run.finished else f'<span>{text(run.label)} <span class="flag">not ended</span></span>'
 
 
 def over_seeds(group: Group) -> str:

@@ -47,6 +47,9 @@ class Recipe:
     graph: bool = True  # replay whole steps from a CUDA graph, where there is one GPU
 
 
+HOW = ("folder", "graph", "compile")  # settings that say where data is and how it is computed, not what
+
+
 @dataclass
 class Plan:
     """A recipe with the method that it uses and, by method, options that differ from a method's own defaults."""
@@ -194,6 +197,14 @@ def dump(plan: Plan) -> str:
     for method, options in plan.methods.items():
         lines += ["", f"[methods.{toml(method)}]", *(f"{k} = {toml(v)}" for k, v in options.items())]
     return "\n".join(lines) + "\n"
+
+
+def flag(prefix: str, key: str, value: Any) -> list[str]:
+    """A setting, or an option of a method (`prefix` "method."), as `optg train` takes it."""
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{prefix}{'' if value else 'no-'}{name}"]
+    return [f"--{prefix}{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
 
 
 def toml(value: Any) -> str:

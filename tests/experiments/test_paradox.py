@@ -215,15 +215,20 @@ def test_the_same_command_goes_on_where_it_was(tmp_path, monkeypatch):
     lines = file.read_text().splitlines()
     assert left == 1 and lines[:3] == first and len(lines) == 4 and (tmp_path / "paradox.png").exists()
     left = 9
-    paradox(dataclasses.replace(options, samples=3))  # another measurement takes the place of this one
-    assert left == 5 and [json.loads(line)["options"]["samples"] for line in file.read_text().splitlines()] == [3] * 4
-    file.write_text("damaged")
-    paradox(options)
-    assert left == 1 and file.read_text().splitlines() == lines
-    left = 9
+    paradox(dataclasses.replace(options, samples=3))  # another measurement, beside this one
+    both = file.read_text().splitlines()
+    assert left == 5 and both[:4] == lines and [json.loads(line)["options"]["samples"] for line in both[4:]] == [3] * 4
+    paradox(dataclasses.replace(options, counts=(1,)))  # a part of the first, which is there already
+    assert left == 5 and file.read_text().splitlines() == both
     file.write_text("".join(json.dumps({**json.loads(line), "loss": 2.5}) + "\n" for line in lines))  # of other weights
+    others = file.read_text().splitlines()
     paradox(options)
-    assert left == 5 and file.read_text().splitlines() == lines
+    assert left == 1 and file.read_text().splitlines() == [*others, *lines]
+    for damaged in ("damaged", "3", '{"criterion": "snip"}'):
+        file.write_text(f"{lines[0]}\n{damaged}\n")
+        with pytest.raises(ValueError, match=r"paradox\.jsonl, line 2, is no row of optg paradox"):
+            paradox(options)
+        assert file.read_text() == f"{lines[0]}\n{damaged}\n"
 
 
 def test_any_model_and_data(tmp_path, capsys):

@@ -58,6 +58,9 @@ def test_what_is_no_record_is_passed_over_in_a_folder_and_refused_by_name(tmp_pa
     assert list(record.beside(tmp_path / "a.jsonl")) == list(record.within(tmp_path)) == [key_of(run)]
     with pytest.raises(ValueError, match=r"b\.jsonl, line 1: 'method' is missing; expected a str"):
         record.beside(tmp_path / "b.jsonl")
+    (tmp_path / "b.jsonl").write_text(f'{{"a": 1}}\n{json.dumps(run)}\n')  # one that is damaged is not passed over
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1: 'method' is missing; expected a str"):
+        record.beside(tmp_path / "a.jsonl")
     with pytest.raises(ValueError, match=r"expected a file whose name ends in \.jsonl"):
         record.beside(tmp_path / "a.txt")
 

@@ -55,6 +55,7 @@ def test_of_runs_that_find_their_own_sparsity_the_nearest_counts_if_it_is_near()
     experiment = load("extreme", Choice(only=("str",)))
     found = known(*(summary(run, sparsity=0.9) for run in runs))
     assert not any(line.summaries for line in lines(experiment, found))
+    assert {texts(line)[6] for line in lines(experiment, found)} == {"too far: 90.00 %"}
 
 
 def test_the_page_is_that_of_the_records():
@@ -75,6 +76,14 @@ def test_the_page_says_all_of_a_run_and_nothing_that_no_run_said(tmp_path):
     assert "## Other runs" in page and "12.3" in page and "3 epochs" in page
     assert "--method snip --sparsity 0.95 --seed 0 --epochs 3\n" in page
     assert "Not run yet: `earlier-recipe`, `extreme`" in page
+
+
+def test_a_setting_that_came_less_near_is_among_the_other_runs(tmp_path):
+    runs = load("extreme", Choice(only=("str",), columns=("98",))).runs
+    for run, sparsity, accuracy in zip(runs, (0.96, 0.979), (0.61, 0.62)):
+        record.append(tmp_path / "a.jsonl", summary(run, sparsity=sparsity, accuracy=accuracy))
+    tables, _, others = results.page(tmp_path).partition("## Other runs")
+    assert "| 62.00 |" in tables and "61.00" not in tables and "| 61.00 |" in others and "62.00" not in others
 
 
 def test_a_run_with_two_figures_is_refused_and_one_of_another_time_is_shown(tmp_path):

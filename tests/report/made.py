@@ -23,7 +23,7 @@ def summary(method: str = "optg", accuracy: float = 0.93, command: str = "", **s
     recipe = recipe_of(**settings)
     kept = 1 - recipe.sparsity
     return {
-        "recipe": "vgg19-cifar10", "settings": asdict(recipe), "classes": 10, "shape": [3, 32, 32], "method": method,
+        "recipe": "made", "settings": asdict(recipe), "classes": 10, "shape": [3, 32, 32], "method": method,
         "options": {"alpha": None} if method == "optg" else {}, "accuracy": accuracy, "sparsity": recipe.sparsity,
         "parameters": 20035018, "nonzero": round(20035018 * kept), "flops": round(398136320 * kept), "dense_flops": 398136320,
         "seconds": 151.8, "hardware": "NVIDIA H200", "versions": {"optg": "0.1.0", "torch": "2.11.0", "python": "3.12.3"},

@@ -25,6 +25,9 @@ def made_group(path):
         (linear("", [91.2, 93.7]), ["91.0", "91.5", "92.0", "92.5", "93.0", "93.5", "94.0"]),
         (linear("", [], low=0, high=160), ["0", "50", "100", "150"]),
         (linear("", [72.0]), ["71.0", "71.5", "72.0", "72.5", "73.0"]),
+        (linear("", [1e-30, 4e-28], low=0), ["0", "1e-28", "2e-28", "3e-28", "4e-28"]),
+        (linear("", [5e-324], low=0), ["0.000", "0.005", "0.010"]),
+        (linear("", [0.0], low=0), ["0.000", "0.005", "0.010"]),
         (logarithmic("", [0.004, 2.3]), ["0.01", "0.1", "1"]),
         (logarithmic("", [2e6, 4e8], brief), ["3M", "10M", "30M", "100M", "300M"]),
         (logarithmic("", [0, 3, 40], brief, zero=True), ["0", "2", "5", "10", "20", "50"]),
@@ -151,6 +154,19 @@ def test_a_run_that_collapsed_is_named_and_leaves_the_others_room(tmp_path):
     figure = scatter.against_sparsity(made_group(tmp_path))
     assert [label.replace("\N{NO-BREAK SPACE}", " ") for label in figure.below] == ["gmp 95 %, seed 3 (10.00 %)"]
     assert figure.y.ticks[0][1] == "92.0" and not figure.missing
+    words = " ".join(xml.fromstring(alone(figure)).itertext()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "Not drawn, far below the others: gmp 95 %, seed 3 (10.00 %)." in words
+
+
+def test_a_line_goes_through_the_mean_of_all_seeds_those_that_collapsed_too(tmp_path):
+    for i, (sparsity, accuracy) in enumerate(((0.9, 0.93), (0.9, 0.92), (0.9, 0.925), (0.95, 0.92), (0.95, 0.93), (0.95, 0.4))):
+        made.run(tmp_path / str(i), "gmp", accuracy, sparsity=sparsity, seed=i % 3, data="digits")
+    figure = scatter.against_sparsity(made_group(tmp_path))
+    [line] = [series.points for series in figure.series if series.line]
+    assert len(figure.below) == 1 and line == [pytest.approx((0.9, 92.5)), pytest.approx((0.95, 75.0))]
+    made.run(tmp_path / "6", "gmp", 0.05, sparsity=0.99, data="digits")  # whose mean is not drawn either
+    [again] = [series.points for series in scatter.against_sparsity(made_group(tmp_path)).series if series.line]
+    assert again == line
 
 
 def test_legends_name_methods_where_there_are_many_runs(tmp_path):

@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -50,11 +51,11 @@ def test_a_page_of_two_methods(tmp_path):
     page = page_of(tmp_path / "out", tmp_path / "runs")
     assert [title for title in PARTS if f"<h3>{title}</h3>" in page] == list(PARTS)
     assert 'class="missing"' not in page
-    cells = re.search(r"optg 95 %</span></th>(.*?)</tr>", page).group(1)
+    cells = re.search(r"optg 95 %, epochs 160</span></th>(.*?)</tr>", page).group(1)
     assert re.findall(r"<td class=n>([^<]*)</td>", cells) == [
         "92.68", "93.79", "−1.11", "95.00", "1.00 M", "19.9 M", "5.0", "160", "0", "2 min 32 s",
     ]  # fmt: skip
-    cells = re.search(r"rigl 95 %</span></th>(.*?)</tr>", page).group(1)
+    cells = re.search(r"rigl 95 %, epochs 12</span></th>(.*?)</tr>", page).group(1)
     assert re.findall(r"<td class=n>([^<]*)</td>", cells)[:3] == ["90.00", "93.35", "–"]  # of 12 epochs, not 160
     assert "optg train --method optg --output one" in page and "torch 2.11.0" in page and "revision 0e60166a1250" in page
     assert "Tab. 1 of the OptG paper, 160 epochs" in page and "The paper&#x27;s text gives SNIP 89.59" in page
@@ -75,11 +76,28 @@ def test_the_figures_are_files_too_and_old_ones_go(tmp_path):
     assert "mine.svg" in left and not any("cifar10-" in name for name in left) and len(left) == 13
 
 
+def test_a_command_whose_defaults_have_changed_says_so(tmp_path):
+    from optg.training.recipe import build_method, load
+
+    plan = load("vgg19-cifar10")
+    plan.method = "granet"
+    typed = "optg train --recipe vgg19-cifar10 --method granet --weight_decay=5e-4 --method.fraction 0.3"
+    known = made.summary("granet", command=typed) | {"recipe": "vgg19-cifar10", "options": asdict(build_method(plan))}
+    known["settings"] = asdict(plan.recipe) | {"weight_decay": 5e-4, "folder": "elsewhere"}
+    known["options"] |= {"fraction": 0.3}
+    (tmp_path / "a.json").write_text(json.dumps(known))
+    assert "Defaults have changed" not in page_of(tmp_path / "out", tmp_path / "a.json")
+    known["options"]["until"], known["settings"]["nesterov"] = 0.5, True
+    (tmp_path / "a.json").write_text(json.dumps(known))
+    assert "to train the same today, add --nesterov --method.until 0.5." in page_of(tmp_path / "out", tmp_path / "a.json")
+
+
 def test_what_was_not_recorded_is_said(tmp_path):
     page = page_of(tmp_path / "out", made.run(tmp_path / "old", ended=False, old=True))
     for said in (
         "One of them has not ended",
         "6 of 12",
+        'optg 95 % <span class="flag">not ended</span>',
         "No run that ended has an accuracy to show",
         "No learning rate of mask scores was recorded",
         "each cut removed and revived were not recorded",

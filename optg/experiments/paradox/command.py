@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +43,7 @@ class Paradox:
 
 
 def paradox(options: Paradox) -> None:
+    from optg.deploy.packed import appearing
     from optg.experiments.paradox.measure import Subject, measure
     from optg.experiments.paradox.picture import draw
     from optg.naming import nearest
@@ -62,6 +63,8 @@ def paradox(options: Paradox) -> None:
             raise ValueError(f"--{option.replace('_', '-')} is {getattr(options, option)}; expected at least {least}")
     if not 0 < options.lr < math.inf:
         raise ValueError(f"--lr is {options.lr:g}; expected a number above 0")
+    file = folder / "paradox.jsonl"
+    lines = read(file)
     with start("none", options.device) as parallel:
         data, model, scores = load(options, parallel.device)
         batches = take(data, options.batches)
@@ -90,8 +93,7 @@ def paradox(options: Paradox) -> None:
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         chosen = criteria(options, scores, further)
-        file = folder / "paradox.jsonl"
-        found = {(row.criterion, row.removed): row for row in earlier(file, options) if row.loss == subject.whole}
+        found = {(row.criterion, row.removed): row for row in earlier(lines, options) if row.loss == subject.whole}
         wanted = [(name, choose, count) for name, choose in chosen.items() for count in counts if (name, count) not in found]
         measured = measure(
             subject, wanted, further, steps=options.steps, lr=options.lr, samples=options.samples, seed=options.seed
@@ -99,7 +101,9 @@ def paradox(options: Paradox) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for row in shown(console, measured, len(wanted)):
             found[row.criterion, row.removed] = row
-            write(file, found.values(), options)
+            lines.append({**dataclasses.asdict(row), "options": recorded(options)})
+            with appearing(file) as partial:
+                partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [found[name, count] for name in chosen for count in counts]
     console.print(table(rows, options))
     draw(rows, Path(options.what).name, options.steps, folder / "paradox.png")
@@ -203,28 +207,34 @@ def criteria(options: Paradox, scores: "list[Tensor] | None", further: Callable[
     return {name: all_of_them[name] for name in options.criteria}
 
 
-def write(path: Path, rows: "Iterable[Row]", options: Paradox) -> None:
-    from optg.deploy.packed import appearing
-
-    lines = [json.dumps({**dataclasses.asdict(row), "options": recorded(options)}) + "\n" for row in rows]
-    with appearing(path) as partial:
-        partial.write_text("".join(lines))
-
-
 def recorded(options: Paradox) -> dict[str, Any]:
     """Options that make a row what it is."""
     return {k: v for k, v in dataclasses.asdict(options).items() if k not in ("criteria", "counts", "device", "output")}
 
 
-def earlier(path: Path, options: Paradox) -> "list[Row]":
-    """Rows that a command of the same options has left; what else is there will be written over."""
+def read(path: Path) -> list[dict[str, Any]]:
+    """All that was measured before, by this command or another."""
     from optg.experiments.paradox.measure import Row
 
-    try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return [Row(**line) for line in lines if line.pop("options") == recorded(options)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
+    known = {field.name for field in dataclasses.fields(Row)} | {"options"}
+    lines = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines() if path.exists() else [], 1):
+        try:
+            lines.append(json.loads(line))
+            fits = lines[-1].keys() == known
+        except (ValueError, AttributeError):
+            fits = False
+        if not fits:
+            raise ValueError(f"{path}, line {number}, is no row of optg paradox; move the file away, or give another --output")
+    return lines
+
+
+def earlier(lines: list[dict[str, Any]], options: Paradox) -> "list[Row]":
+    """Rows that a command of the same options has left."""
+    from optg.experiments.paradox.measure import Row
+
+    same = [line for line in lines if line["options"] == recorded(options)]
+    return [Row(**{key: value for key, value in line.items() if key != "options"}) for line in same]
 
 
 def shown(console: Console, rows: "Iterator[Row]", total: int) -> "Iterator[Row]":

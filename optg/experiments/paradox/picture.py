@@ -1,5 +1,6 @@
 """Prediction and truth, drawn: a panel for each criterion, and one for the gap of single weights."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def draw(rows: Sequence[Row], what: str, steps: int, path: Path) -> None:
         mine = [row for row in rows if row.criterion == name]
         gap.plot([row.share for row in mine], [seen(row.gap) for row in mine], "o-", color=colour, ms=3.5, label=name)
     gap.set(title="one weight: |Eq. 8 − Eq. 7|", ylabel="gap in the change of the loss")
-    heights = [seen(v) for row in rows for v in (row.predicted, row.true, row.tuned) if v is not None]
+    heights = [seen(v) for row in rows for v in (row.predicted, row.true, row.tuned) if v] or [1.0]
     for panel in panels[: len(names)]:
         panel.set(yscale="log", ylim=(min(heights) / 3, max(heights) * 3))
     for panel in panels[: len(names) + 1]:
@@ -47,11 +48,12 @@ def draw(rows: Sequence[Row], what: str, steps: int, path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
     for panel in panels[len(names) + 1 :]:
         panel.set_axis_off()
-    spare = panels[len(names) + 1] if len(panels) > len(names) + 1 else gap
-    spare.legend(*gap.get_legend_handles_labels(), frameon=False, fontsize=9, loc="upper left")
+    if len(names) > 1:  # then a place is left
+        panels[len(names) + 1].legend(*gap.get_legend_handles_labels(), frameon=False, fontsize=9, loc="upper left")
     handles, labels = panels[0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    picture.suptitle(f"{what}: what removal does to the loss (filled: it rises, hollow: it falls)", fontsize=11)
+    marked = "filled: it rises, hollow: it falls, no mark: no change"
+    picture.suptitle(f"{what}: what removal does to the loss ({marked})", fontsize=11)
     picture.savefig(path, dpi=150)
 
 
@@ -71,5 +73,5 @@ def curve(panel: Axes, shares: list[float], values: list[float], colour: str, li
 
 
 def seen(value: float) -> float:
-    """As high as a logarithmic axis can show it: no change at all is at its foot."""
-    return max(abs(value), 1e-16)
+    """As high as a logarithmic axis can show it, which no change at all is not."""
+    return max(abs(value), 1e-16) if value else math.nan
