@@ -187,17 +187,18 @@ def name_apart(runs: list[Run]) -> None:
     the method, in the seed among those that would have the same label."""
     for run in runs:
         run.label = run.method if run.method == "dense" else f"{run.method} {share(run.target)}"
-    known = [all_settings(run) for run in runs]
-    short = [run.label for run in runs]
+
+    def among(run: Run, key: str) -> tuple[str, str]:
+        return key, run.label if key == "seed" else "" if key in run.settings else run.method
+
+    known = [{among(run, key): value for key, value in all_settings(run).items() if key != "sparsity"} for run in runs]
+    values: dict[tuple[str, str], list[Any]] = {}
+    for settings in known:
+        for place, value in settings.items():
+            values.setdefault(place, []).append(value)
+    usual = {place: most(found) for place, found in values.items()}
     for run, settings in zip(runs, known):
-        parts = []
-        for key, value in settings.items():
-            if key == "seed":
-                others = [s for s, label in zip(known, short) if label == run.label]
-            else:
-                others = known if key in run.settings else [s for s, r in zip(known, runs) if r.method == run.method]
-            if key != "sparsity" and repr(value) != most(s[key] for s in others if key in s):
-                parts.append(said(key, value))
+        parts = [said(place[0], value) for place, value in settings.items() if repr(value) != usual[place]]
         run.label = ", ".join([run.label, *(parts if len(parts) <= 4 else [run.name])])
     for same in by_label(runs):
         for run in same:
