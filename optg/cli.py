@@ -66,6 +66,8 @@ def train(args: list[str]) -> None:
 
 def understand(args: list[str]) -> tuple[Plan, Any]:
     """The plan and the other options that the arguments of `train` ask for."""
+    from optg.methods import defaults
+
     given, rest = take(args, "--recipe", "--method")
     plan = load(given["--recipe"] or "digits")
     plan.method = given["--method"] or plan.method
@@ -88,8 +90,8 @@ def understand(args: list[str]) -> tuple[Plan, Any]:
 
     options = tyro.cli(Train, args=rest, default=Train(plan.recipe, chosen), prog="optg train", description=getdoc(train))
     changed = {f.name: getattr(options.method, f.name) for f in dataclasses.fields(options.method)}
-    defaults = {f.name: f.default for f in dataclasses.fields(options.method)}
-    plan.methods = {plan.method: {k: v for k, v in changed.items() if v != defaults[k]}}
+    usual = defaults(plan.method)
+    plan.methods = {plan.method: {k: v for k, v in changed.items() if v != usual[k]}}
     plan.recipe = check(options.recipe, "command line")
     return plan, options
 

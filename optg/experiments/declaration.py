@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from optg.experiments.trained import PREFIX
-from optg.methods import METHODS
+from optg.methods import METHODS, defaults
 from optg.naming import nearest
 from optg.report.paper import tables
 from optg.schedules import default_alpha
@@ -81,7 +81,7 @@ def key_of(summary: dict[str, Any]) -> str:
     """What makes a run what it is, from its summary. What an older one does not know had its default."""
     method = METHODS.get(summary["method"])
     settings = dataclasses.asdict(Recipe()) | summary["settings"]
-    options = ({f.name: f.default for f in dataclasses.fields(method)} if method else {}) | summary["options"]
+    options = defaults(summary["method"]) | summary["options"]
     settings = {k: v for k, v in settings.items() if k not in HOW}
     settings["model"] = re.sub(f"{re.escape(PREFIX)}.*/", PREFIX, settings["model"])  # whatever folder that run is in
     settings["milestones"] = list(settings["milestones"])  # JSON has no tuples

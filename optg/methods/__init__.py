@@ -1,6 +1,7 @@
 """The methods, by the name a user gives. This dict is the only registry: adding a method is one file and one line here."""
 
 from dataclasses import fields
+from typing import Any
 
 from optg.methods.acdc import ACDC
 from optg.methods.base import Gradual, Method
@@ -46,7 +47,20 @@ METHODS: dict[str, type[Method]] = {
     "feather": Feather,
 }
 
-__all__ = ["METHODS", "Gradual", "Method", "describe", "markdown", *(method.__name__ for method in METHODS.values())]
+__all__ = [
+    "METHODS",
+    "Gradual",
+    "Method",
+    "defaults",
+    "describe",
+    "markdown",
+    *(method.__name__ for method in METHODS.values()),
+]
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """The options of a method with their defaults; none of one that is no more."""
+    return {field.name: field.default for field in fields(METHODS[name])} if name in METHODS else {}
 
 
 def describe() -> list[dict[str, str]]:
@@ -54,7 +68,7 @@ def describe() -> list[dict[str, str]]:
     rows = []
     for name, method in METHODS.items():
         back = "its value" if method.keeps_pruned else "0"
-        options = [f"{field.name}={field.default!r}" for field in fields(method)]
+        options = [f"{key}={value!r}" for key, value in defaults(name).items()]
         rows.append(
             {
                 "name": name,

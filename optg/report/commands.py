@@ -2,12 +2,26 @@
 
 import shlex
 from dataclasses import asdict
+from functools import cache
+from typing import Any
 
 from optg.methods import METHODS
-from optg.report.markup import missing, text
+from optg.report.figures import Group
+from optg.report.markup import counted, missing, text
+from optg.report.plot import MANY
 from optg.report.runs import Run, as_json
 from optg.training import recipe
 from optg.training.recipe import HOW, build_method, flag
+
+
+def commands(groups: list[Group]) -> str:
+    parts = ['<section id="commands">', "<h2>Commands and versions</h2>"]
+    for group in groups:
+        made = "\n".join(command(run) for run in group.runs)
+        if len(group.runs) > MANY:
+            made = f"<details><summary>{counted(len(group.runs), 'command')}</summary>{made}</details>"
+        parts.append(f"<h3>{text(group.name)}</h3>\n{environments(group.runs)}\n{made}")
+    return "\n".join([*parts, "</section>"])
 
 
 def environments(runs: list[Run]) -> str:
@@ -38,21 +52,26 @@ def command(run: Run) -> str:
 
 def since(run: Run) -> list[str]:
     """What its command lacks today: recipes and defaults of methods may have changed."""
-    name = run.summary.get("recipe")
     typed = {word.partition("=")[0].replace("_", "-") for word in str(run.summary.get("command")).split()}
-    if name not in recipe.names() or run.method not in METHODS:
-        return []
-    plan = recipe.load(name)
-    plan.method, plan.recipe.seed = run.method, run.settings["seed"]
-    if METHODS[run.method].when == "never":
-        plan.recipe.sparsity = run.settings["sparsity"]
+    settings, options = today(str(run.summary.get("recipe")), run.method)
     lacking = []
-    for prefix, then, today in (
-        ("", run.settings, as_json(asdict(plan.recipe))),
-        ("method.", run.options, as_json(asdict(build_method(plan)))),
-    ):
+    for prefix, then, now in (("", run.settings, settings), ("method.", run.options, options)):
         for key, value in then.items():
             words = {flag(prefix, key, given)[0] for given in (True, False)}
-            if key in today and value != today[key] and key not in HOW and typed.isdisjoint(words):
+            if key in now and value != now[key] and typed.isdisjoint(words):
                 lacking += flag(prefix, key, value)
     return lacking
+
+
+@cache
+def today(name: str, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a recipe says now, and the options of a method in it: what makes a run what it is, but for its seed."""
+    if name not in recipe.names() or method not in METHODS:
+        return {}, {}
+    plan = recipe.load(name)
+    plan.method = method
+    settings, options = as_json(asdict(plan.recipe)), as_json(asdict(build_method(plan)))
+    if METHODS[method].when == "never":
+        settings["sparsity"] = 0.0
+    apart = ("seed", *HOW)
+    return {k: v for k, v in settings.items() if k not in apart}, {k: v for k, v in options.items() if k not in apart}

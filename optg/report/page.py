@@ -3,11 +3,11 @@
 from importlib.resources import files
 
 from optg.report import figures, scatter
-from optg.report.commands import command, environments
+from optg.report.commands import commands
 from optg.report.figures import Group
 from optg.report.markup import counted, missing, slug, text
 from optg.report.palette import LINE, PAGE, PANEL, QUIET, TEXT, style
-from optg.report.plot import MANY, Entry, Figure, inline, named
+from optg.report.plot import Entry, Figure, inline, named
 from optg.report.runs import Run
 from optg.report.tables import comparison, layer_table, over_seeds, swatch
 
@@ -56,7 +56,7 @@ def page(sections: list[Sections], title: str) -> str:
 </header>
 <main>
 {body}
-{commands(sections)}
+{commands([section.group for section in sections])}
 </main>
 </body>
 </html>
@@ -141,15 +141,3 @@ def part(title: str, shown: list[Figure | None], instead: str, grid: str = "figu
 def legend(entries: list[Entry]) -> str:
     items = "".join(f"<li>{swatch(look, line, marker)}{text(label)}</li>" for label, look, line, marker in entries)
     return f'<ul class="legend">{items}</ul>'
-
-
-def commands(sections: list[Sections]) -> str:
-    """What was typed for each run, and what it ran on."""
-    parts = ['<section id="commands">', "<h2>Commands and versions</h2>"]
-    for section in sections:
-        group = section.group
-        made = "\n".join(command(run) for run in group.runs)
-        if len(group.runs) > MANY:
-            made = f"<details><summary>{counted(len(group.runs), 'command')}</summary>{made}</details>"
-        parts.append(f"<h3>{text(group.name)}</h3>\n{environments(group.runs)}\n{made}")
-    return "\n".join([*parts, "</section>"])

@@ -7,11 +7,11 @@ a line; a `.json` file is one summary. A run that has not ended is shown as far 
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optg.methods import METHODS
+from optg.methods import METHODS, defaults
 from optg.report.markup import is_number, share
 from optg.training import recipe
 from optg.training.recipe import HOW, RecipeError
@@ -225,8 +225,9 @@ def all_settings(run: Run) -> dict[str, Any]:
     """What makes a run what it is: its recipe, but for how it was computed, and its method's options, of which an older run
     may not know all: it had the defaults."""
     recipe = {key: value for key, value in run.settings.items() if key not in HOW}
-    usual = {f.name: f.default for f in fields(METHODS[run.method])} if run.method in METHODS else {}
-    options = {k: v for k, v in (usual | run.options).items() if k != "seed" or run.options.get(k, recipe[k]) != recipe[k]}
+    options = defaults(run.method) | run.options
+    if run.options.get("seed", recipe["seed"]) == recipe["seed"]:  # the method's is the run's
+        options.pop("seed", None)
     return recipe | {f"{run.method} {key}" if key in recipe else key: value for key, value in options.items()}
 
 
