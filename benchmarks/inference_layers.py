@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 import optg
-from optg import accounting, allocation
+from optg.core import accounting
+from optg.core import budgets as allocation
+from optg.core.ranking import zeros_at
 from optg.deploy.engine import structs
 from optg.deploy.engine.net import Conv
 from optg.models import build
-from optg.ranking import zeros_at
 
 FLOOR = 58.0  # GMAC/s of one core, all operands in registers or the first cache
 FLOPS = {  # under OptG: Tables 2 and 3 of the paper; VGG-19's in RESULTS.md

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from optg import models
-from optg.clock import Clock
+from optg.core.clock import Clock
 from optg.methods import METHODS
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optg.kernels import find_kernels
-from optg.ranking import each_mask, keep_top, recut, select
+from optg.core.passes import find_kernels
+from optg.core.ranking import each_mask, keep_top, recut, select
 
 LAYERS = 54
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import optg
-from optg.accounting import Account, count
+from optg.core.accounting import Account, count
 from optg.data import digits
 
 RUNS = (("dense", 0.0), ("optg", 0.90), ("optg", 0.95), ("optg", 0.98))

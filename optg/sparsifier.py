@@ -16,23 +16,14 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.probe import Loss, Probe
+from optg.core.prunable import Pattern, find_prunable, optimizer_parameters, parameters_by_name
+from optg.core.ranking import zeros_at
+from optg.core.sharding import distribute_like, find_shards, local_piece, norm, to_local
+from optg.core.weights import SparseWeights, blank
 from optg.methods import METHODS, Method
 from optg.naming import nearest
-from optg.probe import Loss, Probe
-from optg.ranking import norm, zeros_at
-from optg.weights import (
-    Pattern,
-    SparseWeights,
-    blank,
-    find_prunable,
-    find_shards,
-    like,
-    local,
-    owned,
-    parameters_by_name,
-    piece_of,
-)
 
 
 def sparsify(
@@ -264,7 +255,7 @@ class Sparsifier:
         """
         self._close()
         masks, share = dict(zip(self.weights.parameters, self.weights.masks)), self.method.dormant_gradient
-        moved = {p: local(p.grad) for p in owned(self.optimizer) if p.grad is not None}
+        moved = {p: to_local(p.grad) for p in optimizer_parameters(self.optimizer) if p.grad is not None}
         norms = []
         for p, grad in moved.items():
             received = torch.where(masks[p], grad, grad * share if share else 0.0) if p in masks else grad
@@ -287,8 +278,8 @@ class Sparsifier:
             if name not in others or others[name].shape != mask.shape:
                 raise ValueError(f"the other model has no {name} of shape {tuple(mask.shape)}; expected a copy of this model")
         for name, mask in self.masks.items():
-            values = local(others[name])
-            blank(piece_of(others[name], mask).to(values.device), values)
+            values = to_local(others[name])
+            blank(local_piece(others[name], mask).to(values.device), values)
 
     # ---- state
 
@@ -326,7 +317,7 @@ class Sparsifier:
                 self.method.state[kind] = {name: tensor.clone() for name, tensor in state["tensors"][kind].items()}
             else:
                 for name, tensor in values.items():
-                    local(tensor).copy_(piece_of(tensor, state["tensors"][kind][name]))
+                    to_local(tensor).copy_(local_piece(tensor, state["tensors"][kind][name]))
         self.weights.counts = torch.tensor(state["counts"], device=self.weights.counts.device)
         self.clock.step = state["step"]
         self.method.set_time(self.clock)
@@ -357,7 +348,7 @@ class Sparsifier:
     def _by_name(self, values: list[Tensor] | dict[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(values, dict):
             return values
-        return {name: like(p, value) for name, p, value in zip(self.weights.names, self.weights.parameters, values)}
+        return {name: distribute_like(p, value) for name, p, value in zip(self.weights.names, self.weights.parameters, values)}
 
     def _announced(self) -> str:
         clock = self.clock
@@ -454,7 +445,7 @@ def refuse_parameters(parameters: dict[str, nn.Parameter], optimizer: torch.opti
             "the model has no prunable weight: expected a trained Linear, convolution or attention layer, or an `include` "
             "pattern that names other parameters of two or more dimensions"
         )
-    known = set(owned(optimizer))
+    known = set(optimizer_parameters(optimizer))
     if strangers := [name for name, p in parameters.items() if p not in known]:
         raise ValueError(
             f"the optimizer does not own {', '.join(strangers[:3])}{' …' if len(strangers) > 3 else ''}: give it these "
@@ -491,10 +482,10 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], An
 
 def handing_out(loss: Any, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     """A closure for the optimizer to call before it moves a weight; one that calls it later wants another loss than this."""
-    versions = [p._version for p in owned(optimizer)]
+    versions = [p._version for p in optimizer_parameters(optimizer)]
 
     def closure() -> Any:
-        if versions != [p._version for p in owned(optimizer)]:
+        if versions != [p._version for p in optimizer_parameters(optimizer)]:
             raise RuntimeError(
                 f"{type(optimizer).__name__} evaluates the model at weights of its own inside a step, where the latent "
                 "weights stand in it. Use SGD, AdamW or another optimizer that evaluates it once, before it moves"
@@ -514,7 +505,7 @@ def unscale(optimizer: torch.optim.Optimizer) -> Tensor | None:
     if found_inf is None:
         return None
     skipped, scale = found_inf.reshape(()).bool(), getattr(optimizer, "grad_scale", None)
-    for grad in (local(p.grad) for p in owned(optimizer) if p.grad is not None):
+    for grad in (to_local(p.grad) for p in optimizer_parameters(optimizer) if p.grad is not None):
         if scale is not None:
             grad.div_(scale.to(grad.device))
         grad.masked_fill_(skipped.to(grad.device), 0.0)

@@ -595,8 +595,8 @@ def empty(folder: Path, *names: str) -> None:
         ("digits", {"size": 0}, "size is 0; expected at least 1"),
         ("digits", {"size": 224}, "size is 224; digits has images of 8×8. Leave it out"),
         ("no_such_module:data", {}, "cannot import 'no_such_module'"),
-        ("tests.small:convnets", {}, "the module 'tests.small' has no function 'convnets'; did you mean 'convnet'?"),
-        ("tests.small:convnet", {}, "tests.small:convnet cannot be called with folder="),
+        ("tests.toy:convnets", {}, "the module 'tests.small' has no function 'convnets'; did you mean 'convnet'?"),
+        ("tests.toy:convnet", {}, "tests.small:convnet cannot be called with folder="),
         ("imagenet", {}, "put train/CLASS/*.JPEG and val/CLASS/*.JPEG there"),
     ],
 )

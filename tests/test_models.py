@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import optg
-from optg.accounting import count
+from optg.core.accounting import count
+from optg.core.prunable import find_prunable
 from optg.models import MODELS, build
 from optg.models.resnet import Bottleneck, resnet, resnet_cifar
 from optg.models.vit import ViT
-from optg.weights import find_prunable
-from tests.small import step
+from tests.toy import step
 
 
 class Row(NamedTuple):

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from optg.data.augment import normalise
 from optg.data.base import Batch, Data, Request, shuffled
+from optg.machine import cores
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
@@ -157,10 +158,6 @@ class Schedule:
 
     def __iter__(self) -> Iterator[list[Key]]:
         return iter(self.keys)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def as_it_is(batch: Any) -> Any:  # a lambda could not be sent to a worker

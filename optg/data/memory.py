@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from optg.core.passes import find_kernels
 from optg.data.augment import crop_and_flip, normalise
 from optg.data.base import Batch, Data, Request, generator, shuffled
-from optg.kernels import find_kernels
 
 TEST_BATCH = 1024  # no gradients are kept: more at once keep a GPU busy
 Split = tuple[Tensor, Tensor]  # images [N, C, H, W], uint8 or float32; labels [N], int64

@@ -7,7 +7,6 @@ the first is timed, and take short turns, so that whatever else the machine does
 import inspect
 import json
 import os
-import platform
 import random
 import re
 import signal
@@ -30,14 +29,15 @@ from torch import Tensor, nn
 
 import optg
 from optg import models
-from optg.allocation import layer_zeros
+from optg.core.budgets import layer_zeros
+from optg.core.prunable import find_prunable
 from optg.deploy import packed
 from optg.deploy.export import Trained, account_of, open_trained, to_onnx
 from optg.deploy.graph import capture
 from optg.deploy.packed import About
 from optg.deploy.timings import Report, Timing, draw, table, verdicts, write_json
+from optg.machine import cores, cpu_name
 from optg.naming import nearest
-from optg.weights import find_prunable
 
 Network = Callable[[Tensor], Tensor]
 ROUNDS = 5  # at least: turns of each engine
@@ -318,17 +318,9 @@ def answer(request: str) -> None:
     Path(path).write_text(json.dumps([[asdict(timing) for timing in timings], notes]))
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def hardware() -> str:
-    """The processor's name, and how many cores of it there are."""
-    name = platform.processor() or platform.machine()
-    if (info := Path("/proc/cpuinfo")).is_file():
-        lines = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = lines[0] if lines else name
-    return f"{name}, {cores()} core{'s' if cores() > 1 else ''}"
+    """Return the processor's name and its number of cores."""
+    return f"{cpu_name()}, {cores()} core{'s' if cores() > 1 else ''}"
 
 
 def check_plot(path: Path) -> Path:

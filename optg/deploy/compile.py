@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from optg.accounting import as_arguments
+from optg.core.accounting import as_arguments
 from optg.deploy.engine import structs
 from optg.deploy.engine.build import Library, NoCompiler, library
 from optg.deploy.engine.lower import Lowered, lower
@@ -29,6 +29,7 @@ from optg.deploy.engine.net import Conv, Op
 from optg.deploy.engine.plan import Program, Segment, cuts
 from optg.deploy.engine.tune import Tuner, fastest
 from optg.deploy.graph import Graph, Node, capture, check_inputs, filled, in_order, refs_in, resolve, run
+from optg.machine import cores
 
 
 def compile(model: nn.Module, example_input: Any, threads: int | None = None, *, isa: str | None = None) -> "Compiled":
@@ -277,10 +278,6 @@ if hasattr(os, "register_at_fork"):
 
 def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe(op: Op, segment: Segment, tilings: dict[str, Any]) -> list[str]:

@@ -18,15 +18,18 @@ from torch import Tensor, nn
 import optg
 from optg import data as datasets
 from optg import models
-from optg.accounting import as_arguments, count, first_tensor, undisturbed
+from optg.core.accounting import as_arguments, count, first_tensor
+from optg.core.preserve import evaluating
 from optg.data import cifar, digits, imagenet, synthetic
 from optg.deploy import packed
 from optg.deploy.graph import capture
-from optg.deploy.packed import About, Values, appearing
+from optg.deploy.packed import About, Values
+from optg.files import atomic_write
+from optg.machine import revision
 from optg.training import checkpoint, recipe
 from optg.training.folder import is_run
 from optg.training.recipe import Plan, RecipeError
-from optg.training.run import facts_of, reopen, revision
+from optg.training.run import facts_of, reopen
 
 Form = Literal["packed", "safetensors", "onnx"]
 SUFFIXES: dict[Form, str] = {"packed": ".optg", "safetensors": ".dense.safetensors", "onnx": ".onnx"}
@@ -152,7 +155,7 @@ def save(model: nn.Module, path: str | Path, example_input: Any, *, values: Valu
         name: for people.
     """
     args, kwargs = as_arguments(example_input)
-    with undisturbed(model):
+    with evaluating(model):
         outputs = model(*args, **kwargs)
     classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim == 2 else 0
     shape = tuple(first_tensor(example_input).shape[1:])
@@ -225,13 +228,13 @@ def write_safetensors(output: Path, trained: Trained) -> None:
     """Plain dense tensors with their zeros, under the names of the state_dict."""
     tensors = {name: t.detach().contiguous() for name, t in trained.model.state_dict().items()}
     facts = {"format": "pt", "optg": json.dumps(dataclasses.asdict(trained.about))}
-    with appearing(output) as partial:
+    with atomic_write(output) as partial:
         checkpoint.write_tensors(partial, tensors, facts)
 
 
 def write_onnx(output: Path, trained: Trained) -> float:
     """An ONNX file for batches of any size, once onnxruntime computes the same from it. Returns the largest difference."""
-    with appearing(output) as partial:
+    with atomic_write(output) as partial:
         to_onnx(trained.model, trained.example, partial)
         return check_onnx(trained.model, trained.example, partial)
 

@@ -18,10 +18,11 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from optg.accounting import as_arguments, first_tensor, undisturbed
+from optg.core.accounting import as_arguments, first_tensor
+from optg.core.preserve import evaluating
+from optg.core.prunable import unwrap
 from optg.deploy.operations import CREATING, PLAIN, SPLITTING, WINDOW, GraphError, Node, Ref, refs_in, resolve
 from optg.deploy.shapes import shape_of
-from optg.weights import bare
 
 Kind = Literal["parameter", "buffer", "constant"]  # a constant is not in the state_dict
 KINDS: tuple[Kind, ...] = ("parameter", "buffer", "constant")
@@ -58,14 +59,14 @@ def capture(model: nn.Module, example_input: Any) -> Graph:
     """
     if isinstance(known := getattr(model, "graph", None), Graph):  # it was loaded from a file
         return known
-    model = bare(model)
+    model = unwrap(model)
     args, kwargs = as_arguments(example_input)
     order = list(inspect.signature(model.forward).parameters)
     kwargs = dict(sorted(kwargs.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Tensor):
             raise GraphError(f"an example input is of type {type(value).__name__}; expected tensors only")
-    with undisturbed(model), warnings.catch_warnings():
+    with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own
         if (program := export_any_batch(model, args, kwargs)) is not None:
             graph = translate(model, program)

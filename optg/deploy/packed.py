@@ -14,11 +14,8 @@ as bfloat16; then they come back as the float32 values nearest to that.
 import hashlib
 import json
 import math
-import os
 import struct
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +27,7 @@ from torch import Tensor, nn
 from optg.deploy.graph import Graph, check_inputs, dry_run, execute, in_order, last_uses
 from optg.deploy.operations import GraphError
 from optg.deploy.plain import DTYPES, from_json, to_json
-from optg.training.checkpoint import sync
+from optg.files import atomic_write
 
 MAGIC = b"\x93optg\r\n\x1a"
 VERSION = 1
@@ -114,23 +111,9 @@ def save(path: Path, graph: Graph, about: About, values: Values = "float32") -> 
     for name, tensor in graph.tensors.items():
         if not same_bits(again.tensors[name], rounded(tensor, graph.kinds[name], values)):
             raise AssertionError(f"{name} was not read back as it was written")
-    with appearing(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(content)
     return len(content)
-
-
-@contextmanager
-def appearing(path: Path) -> Iterator[Path]:
-    """A name to write to; the file gets its own when the block ends well, and is gone when it does not."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        sync(partial)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
 
 
 def pack(graph: Graph, about: About, values: Values = "float32") -> bytes:

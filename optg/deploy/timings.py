@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from optg.deploy.packed import appearing
+from optg.files import atomic_write
 
 
 @dataclass
@@ -105,7 +105,7 @@ def verdicts(report: Report) -> Iterator[str]:
 
 def write_json(report: Report, path: Path) -> None:
     timings = [{**asdict(t), "images_per_second": t.images_per_second} for t in report.timings]
-    with appearing(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(json.dumps({**asdict(report), "timings": timings}, indent=2) + "\n")
 
 
@@ -147,6 +147,6 @@ def draw(report: Report, path: Path) -> None:
         axis.set_xlabel("images a second")
     title = [*textwrap.wrap(summary(report), 65 * len(threads)), f"{report.hardware}; ×: against the best other in f32"]
     figure.suptitle("\n".join(title), fontsize=8, x=0.01, ha="left")
-    with appearing(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, format=path.suffix[1:], dpi=150)
     plt.close(figure)

@@ -11,11 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from optg.core.schedules import default_alpha
 from optg.experiments.trained import PREFIX
 from optg.methods import METHODS, defaults
 from optg.naming import nearest
 from optg.report.paper import tables
-from optg.schedules import default_alpha
 from optg.training import recipe as recipes
 from optg.training.recipe import HOW, Plan, Recipe, build_method, check, converted, flag
 

@@ -7,12 +7,12 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure as Picture
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.schedules import sigmoid
 from optg.experiments.declaration import Experiment
 from optg.experiments.record import Summaries
 from optg.experiments.table import lines
 from optg.methods import OptG
-from optg.schedules import sigmoid
 
 matplotlib.use("Agg")
 

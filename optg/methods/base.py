@@ -23,12 +23,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optg.allocation import BUDGETS
-from optg.clock import Clock
+from optg.core.budgets import BUDGETS
+from optg.core.clock import Clock
+from optg.core.probe import Probe
+from optg.core.schedules import SCHEDULES
+from optg.core.weights import Soft, SparseWeights
 from optg.naming import nearest
-from optg.probe import Probe
-from optg.schedules import SCHEDULES
-from optg.weights import Soft, SparseWeights
 
 
 @dataclass

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.probe import Probe
+from optg.core.weights import Soft, SparseWeights
 from optg.methods.base import Gradual
-from optg.probe import Probe
-from optg.weights import Soft, SparseWeights
 
 
 @dataclass

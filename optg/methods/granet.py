@@ -8,10 +8,10 @@ authors' code.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.probe import Probe
+from optg.core.weights import SparseWeights
 from optg.methods.rigl import RigL
-from optg.probe import Probe
-from optg.weights import SparseWeights
 
 
 @dataclass

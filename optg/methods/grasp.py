@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from optg.core.probe import Probe
+from optg.core.weights import SparseWeights
 from optg.methods.snip import SNIP
-from optg.probe import Probe
-from optg.weights import SparseWeights
 
 
 @dataclass

@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.ranking import zeros_at
+from optg.core.weights import SparseWeights
 from optg.methods.base import Method
-from optg.ranking import zeros_at
-from optg.weights import SparseWeights
 
 
 @dataclass

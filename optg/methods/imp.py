@@ -14,10 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optg.clock import Clock, cycle_length
+from optg.core.clock import Clock, cycle_length
+from optg.core.probe import Probe
+from optg.core.prunable import optimizer_parameters, parameters_by_name, unwrap
+from optg.core.sharding import local_piece, to_local
+from optg.core.weights import SparseWeights
 from optg.methods.base import Method
-from optg.probe import Probe
-from optg.weights import SparseWeights, bare, local, owned, parameters_by_name, piece_of
 
 
 @dataclass
@@ -34,7 +36,7 @@ class IMP(Method):
             raise ValueError(f"fraction is {self.fraction}, expected above 0 and below 1; rewind {self.rewind}, from 0 to 1")
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
-        self.model, self.target = bare(probe.model), weights.target
+        self.model, self.target = unwrap(probe.model), weights.target
         if clock.total < 2 * self.cycles:
             fit = f"{self.cycles} cycles of training do not fit into {clock.total} steps; expected at least 2 steps each"
             raise ValueError(f"{fit}: train longer, or remove a larger `fraction` after each cycle")
@@ -66,24 +68,24 @@ class IMP(Method):
     def remember(self, weights: SparseWeights, clock: Clock) -> None:
         if clock.step != round(self.rewind * self.cycle(clock)):
             return
-        mine = set(owned(weights.optimizer))
+        mine = set(optimizer_parameters(weights.optimizer))
         others = {name for name, p in parameters_by_name(self.model).items() if p not in mine}  # of others, or frozen
         self.state["model"] = {n: t.detach().clone() for n, t in by_bare_name(self.model).items() if n not in others}
-        states = enumerate(weights.optimizer.state.get(p, {}) for p in owned(weights.optimizer))
+        states = enumerate(weights.optimizer.state.get(p, {}) for p in optimizer_parameters(weights.optimizer))
         tensors = ((f"{i} {key}", v) for i, state in states for key, v in state.items() if isinstance(v, Tensor))
         self.state["optimizer"] = {name: v.clone() for name, v in tensors}
 
     def go_back(self, weights: SparseWeights) -> None:
         now = by_bare_name(self.model)
         for name, before in self.tensors("model").items():
-            local(now[name]).copy_(piece_of(now[name], before))
-        for p in owned(weights.optimizer):
+            to_local(now[name]).copy_(local_piece(now[name], before))
+        for p in optimizer_parameters(weights.optimizer):
             weights.optimizer.state.pop(p, None)
         groups = [group for group in weights.optimizer.param_groups if group.get("fused") or group.get("capturable")]
         counted_there = {p for group in groups for p in group["params"]}  # their step count, too, is on the device
         for key, value in self.tensors("optimizer").items():
             i, name = key.split(" ")
-            p = owned(weights.optimizer)[int(i)]
+            p = optimizer_parameters(weights.optimizer)[int(i)]
             device = p.device if value.ndim or p in counted_there else torch.device("cpu")
             weights.optimizer.state[p][name] = value.to(device, copy=True)
 

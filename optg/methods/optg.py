@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.probe import Probe
+from optg.core.schedules import default_alpha, logistic
+from optg.core.weights import SparseWeights
 from optg.methods.base import Gradual, refuse_unknown
-from optg.probe import Probe
-from optg.schedules import default_alpha, logistic
-from optg.weights import SparseWeights
 
 
 @dataclass

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.probe import Probe
+from optg.core.schedules import ramp
+from optg.core.weights import SparseWeights
 from optg.methods.base import Gradual
-from optg.probe import Probe
-from optg.schedules import ramp
-from optg.weights import SparseWeights
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.weights import SparseWeights
 from optg.methods.rigl import RigL
-from optg.weights import SparseWeights
 
 
 @dataclass

@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.probe import Probe
+from optg.core.weights import SparseWeights
 from optg.methods.base import Gradual, refuse_unknown
-from optg.probe import Probe
-from optg.weights import SparseWeights
 
 
 @dataclass

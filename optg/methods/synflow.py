@@ -9,10 +9,10 @@ layer is removed whole.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from optg.clock import Clock
+from optg.core.clock import Clock
+from optg.core.probe import Probe
+from optg.core.weights import SparseWeights
 from optg.methods.base import Method
-from optg.probe import Probe
-from optg.weights import SparseWeights
 
 
 @dataclass

@@ -6,7 +6,6 @@ name, and the folder is renamed at the end. Masks are stored as bits.
 
 import hashlib
 import json
-import os
 import shutil
 import warnings
 from pathlib import Path
@@ -17,6 +16,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from optg.files import sync
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
 PARTIAL = ".partial-"
@@ -127,12 +128,3 @@ def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk has it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

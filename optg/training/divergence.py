@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from optg.clock import Clock
+from optg.core.clock import Clock
 from optg.training.checkpoint import list_steps
 from optg.training.folder import RunFolder
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from optg.training.checkpoint import sync, write_tensors
+from optg.files import sync
+from optg.training.checkpoint import write_tensors
 
 
 class InUse(Exception):

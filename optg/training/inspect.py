@@ -6,7 +6,7 @@ import torch
 from rich.table import Table
 
 from optg import models
-from optg.accounting import count
+from optg.core.accounting import count
 from optg.training.run import inputs_of, reopen
 
 

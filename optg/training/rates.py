@@ -2,7 +2,7 @@
 
 import math
 
-from optg.clock import Clock, cycle_length
+from optg.core.clock import Clock, cycle_length
 from optg.training.recipe import Recipe
 
 

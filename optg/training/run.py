@@ -5,7 +5,6 @@ import dataclasses
 import json
 import platform
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from torch import Tensor, nn
 
 import optg
 from optg import models
-from optg.accounting import count
+from optg.core.accounting import count
+from optg.core.prunable import unwrap
+from optg.machine import cpu_name, revision
 from optg.training import recipe
 from optg.training.checkpoint import TENSORS, Damaged, is_checkpoint, list_steps, load
 from optg.training.folder import RunFolder, is_run
@@ -28,7 +29,6 @@ from optg.training.recipe import Plan
 from optg.training.report import Report
 from optg.training.setup import Setup, set_up
 from optg.training.state import whole
-from optg.weights import bare
 
 
 def name_of(plan: Plan) -> str:
@@ -86,7 +86,7 @@ def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
 
 def gather_model(setup: Setup) -> dict[str, Tensor]:
     """The trained tensors, whole. Every process must call this: what is split is joined."""
-    return {name: whole(t).detach().cpu().contiguous() for name, t in bare(setup.model).state_dict().items()}
+    return {name: whole(t).detach().cpu().contiguous() for name, t in unwrap(setup.model).state_dict().items()}
 
 
 def summary_of(
@@ -119,22 +119,8 @@ def summary_of(
 
 
 def hardware() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(": ")[2] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
-    return f"{(names or [platform.machine()])[0]}, {torch.get_num_threads()} threads"
-
-
-def revision() -> str | None:
-    """Of the source, where it is a git checkout: not one that it happens to be installed below."""
-    root = Path(__file__).resolve().parents[2]
-    try:
-        command = ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"]
-        top, found = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    except (OSError, ValueError):  # no git, or no checkout
-        return None
-    return found if Path(top) == root else None
+    """Return the GPU's name, or the processor's with the number of threads torch uses."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def reopen(path: Path, classes: int) -> tuple[Plan, nn.Module]:

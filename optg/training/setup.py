@@ -9,9 +9,9 @@ from torch import nn
 
 from optg import data as datasets
 from optg import models
+from optg.core.preserve import preserve_model
 from optg.data import Data
 from optg.methods import IMP
-from optg.probe import undisturbed
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel
 from optg.training.recipe import Plan, Recipe, build_method
@@ -39,7 +39,7 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     )  # fmt: skip
     model = models.build(recipe.model, data.classes).to(parallel.device)
     image = torch.zeros(1, *data.shape, device=parallel.device, dtype=next(model.parameters()).dtype)
-    with models.taking(recipe.model, data.shape, f"those of {recipe.data} are"), undisturbed(model), torch.no_grad():
+    with models.taking(recipe.model, data.shape, f"those of {recipe.data} are"), preserve_model(model), torch.no_grad():
         model.eval()(image)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from optg.core.prunable import optimizer_parameters, unwrap
+from optg.core.sharding import distribute_like, is_dtensor, local_piece, to_local, with_layout_of
 from optg.sparsifier import Sparsifier
-from optg.weights import arranged_as, bare, is_distributed, like, local, owned, piece_of
 
 
 def gather(
@@ -23,10 +24,10 @@ def gather(
         if keep:
             tensors[name] = joined.detach().cpu()
 
-    for name, t in bare(model).state_dict().items():
+    for name, t in unwrap(model).state_dict().items():
         add(f"model.{name}", t)
     plain: dict[str, Any] = {}
-    for i, p in enumerate(owned(optimizer)):
+    for i, p in enumerate(optimizer_parameters(optimizer)):
         for key, value in optimizer.state.get(p, {}).items():
             if isinstance(value, Tensor):
                 add(f"optimizer.{i}.{key}", value)
@@ -51,15 +52,17 @@ def restore(
 ) -> None:
     """Put everything back as it was when it was gathered."""
     with torch.no_grad():
-        for name, t in bare(model).state_dict().items():
-            local(t).copy_(piece_of(t, tensors[f"model.{name}"]))
-    parameters = owned(optimizer)
+        for name, t in unwrap(model).state_dict().items():
+            to_local(t).copy_(local_piece(t, tensors[f"model.{name}"]))
+    parameters = optimizer_parameters(optimizer)
     states: dict[int, dict[str, Any]] = {}
     for name, t in tensors.items():
         if name.startswith("optimizer."):
             _, i, key = name.split(".", 2)
             p = parameters[int(i)]
-            states.setdefault(int(i), {})[key] = like(p, arranged_as(p, piece_of(p, t))) if t.shape == p.shape else t
+            states.setdefault(int(i), {})[key] = (
+                distribute_like(p, with_layout_of(p, local_piece(p, t))) if t.shape == p.shape else t
+            )
     for name, value in values["optimizer"].items():
         i, key = name.split(".", 1)
         states.setdefault(int(i), {})[key] = value
@@ -80,4 +83,4 @@ def restore(
 
 
 def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if is_distributed(tensor) else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor

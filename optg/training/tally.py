@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optg.clock import Clock
+from optg.core.clock import Clock
 from optg.sparsifier import Sparsifier
 from optg.training.parallel import Parallel
 from optg.training.rates import learning_rate

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from optg.accounting import count
+from optg.core.accounting import count
 from optg.deploy import bench, packed
 from optg.deploy.bench import ENGINES, Engine, Subject
 from optg.deploy.graph import capture

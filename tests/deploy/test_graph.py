@@ -14,7 +14,7 @@ from optg.deploy.graph import Graph, capture, dry_run, run
 from optg.deploy.operations import PURE, GraphError, Node, Ref, is_pure
 from optg.deploy.plain import from_json, to_json
 from tests.deploy.nets import SHAPES, Odd, captured, sparse
-from tests.small import convnet
+from tests.toy import convnet
 
 GRAPH = cache(lambda: capture(convnet().eval(), torch.randn(1, 1, 8, 8)))
 

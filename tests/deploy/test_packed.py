@@ -193,7 +193,7 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(packed, "sync", full)
+    monkeypatch.setattr("optg.files.sync", full)
     with pytest.raises(OSError, match="no space"):
         packed.save(path, holding(t=torch.zeros(3)), ABOUT)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["m.optg"]

@@ -115,7 +115,7 @@ def test_experiments_share_what_is_the_same():
 
 
 def test_cycles_of_removal_fill_the_epochs():
-    from optg.clock import Clock
+    from optg.core.clock import Clock
 
     for cell in load("paradox-cycles", Choice(asked=True)).cells:
         [run] = cell.runs

@@ -12,7 +12,7 @@ from torch import nn
 from optg.experiments.paradox import criteria
 from optg.experiments.paradox.command import Paradox, paradox, powers
 from optg.experiments.paradox.measure import Subject, measure
-from tests.small import batches, convnet, entropy
+from tests.toy import batches, convnet, entropy
 
 
 def linear(*weights: float) -> nn.Linear:

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 import optg
-from optg.clock import Clock
+from optg.core.clock import Clock
 from optg.methods import ACDC
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 METHOD = ACDC(start=0.1, phase=0.1, final=0.3)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import optg
+from optg.core.ranking import zeros_at
 from optg.methods import METHODS
-from optg.ranking import zeros_at
-from tests.small import batches, convnet, entropy, step
+from tests.toy import batches, convnet, entropy, step
 
 EPOCHS, STEPS = 5, 4
 OPTIMIZERS = {

@@ -3,7 +3,7 @@ from torch import nn
 
 import optg
 from optg.methods import DNW
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 TOTAL = 16
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}

@@ -8,7 +8,7 @@ from torch import nn
 
 import optg
 from optg.methods import DPF
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 TOTAL, EVERY, SPARSITY = 24, 3, 0.9
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import optg
-from optg.clock import Clock
+from optg.core.clock import Clock
 from optg.methods import GraNet
 
 

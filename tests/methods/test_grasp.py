@@ -8,10 +8,11 @@ from torch import nn
 from torch.autograd.functional import hessian, jacobian
 
 import optg
+from optg.core.probe import Probe
+from optg.core.prunable import find_prunable
+from optg.core.weights import SparseWeights
 from optg.methods import GraSP
-from optg.probe import Probe
-from optg.weights import SparseWeights, find_prunable
-from tests.small import entropy as loss
+from tests.toy import entropy as loss
 
 
 def two_layers() -> nn.Sequential:

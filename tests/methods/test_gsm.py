@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import optg
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 

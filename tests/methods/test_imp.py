@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import optg
-from optg.clock import Clock
+from optg.core.clock import Clock
 from optg.methods import IMP
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 # 1 − 0.4³ = 0.936 is the first power beyond 0.9, so there are 4 cycles of 5 steps: dense, 0.6, 0.84 and 0.9 sparse.
 FRACTION, TARGET, CYCLE, TOTAL = 0.6, 0.9, 5, 20

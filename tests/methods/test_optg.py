@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import optg
-from optg.clock import Clock
+from optg.core.clock import Clock
 from optg.methods import OptG
 from tests.methods import optg_reference
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 EPOCHS, STEPS, SPARSITY = 3, 8, 0.8
 LR, MOMENTUM, DECAY, ALPHA = 0.05, 0.9, 1e-2, 1.0

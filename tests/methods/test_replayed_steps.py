@@ -6,7 +6,7 @@ from torch import nn
 
 import optg
 from optg.methods import METHODS
-from tests.small import batches, convnet, entropy
+from tests.toy import batches, convnet, entropy
 
 EPOCHS, STEPS, EAGER = 4, 12, 4
 

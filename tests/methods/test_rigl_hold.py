@@ -3,7 +3,7 @@ import torch
 
 import optg
 from optg.methods import RigL
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-2),

@@ -9,9 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import optg
+from optg.core.probe import Probe
+from optg.core.prunable import find_prunable
+from optg.core.weights import SparseWeights
 from optg.methods import SNIP
-from optg.probe import Probe
-from optg.weights import SparseWeights, find_prunable
 
 
 def two_layers() -> nn.Sequential:

@@ -7,7 +7,7 @@ from torch import nn
 
 import optg
 from optg.methods import ST3, ST3Sigma
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 SGD = {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-2}
 TOTAL = 20

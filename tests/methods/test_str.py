@@ -6,7 +6,7 @@ from torch import nn
 
 import optg
 from optg.methods import STR
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 

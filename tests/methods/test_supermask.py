@@ -6,7 +6,7 @@ from torch import nn
 
 import optg
 from optg.methods import Supermask
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 TOTAL = 12
 SGD = {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-2}

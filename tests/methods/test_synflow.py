@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 import optg
+from optg.core.probe import Probe
+from optg.core.prunable import find_prunable
+from optg.core.ranking import zeros_at
+from optg.core.weights import SparseWeights
 from optg.methods import SNIP, SynFlow
-from optg.probe import Probe
-from optg.ranking import zeros_at
-from optg.weights import SparseWeights, find_prunable
-from tests.small import batches, convnet
-from tests.small import entropy as loss
+from tests.toy import batches, convnet
+from tests.toy import entropy as loss
 
 
 def attach(model, method, sparsity, batch, loss=loss):

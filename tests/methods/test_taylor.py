@@ -4,7 +4,7 @@ from torch import nn
 
 import optg
 from optg.methods import Taylor
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 
 def row(*weight: float, method: Taylor, sparsity: float, steps: int):

@@ -1,6 +1,6 @@
 import pytest
 
-from optg.clock import Clock
+from optg.core.clock import Clock
 from optg.training.rates import learning_rate
 from optg.training.recipe import Recipe
 

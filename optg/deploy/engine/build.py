@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from optg.training.checkpoint import sync
+from optg.files import sync
 
 SOURCE = Path(__file__).with_name("engine.c")
 FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=fast")

@@ -43,9 +43,9 @@ class Paradox:
 
 
 def paradox(options: Paradox) -> None:
-    from optg.deploy.packed import appearing
     from optg.experiments.paradox.measure import Subject, measure
     from optg.experiments.paradox.picture import draw
+    from optg.files import atomic_write
     from optg.naming import nearest
     from optg.training.parallel import start
 
@@ -102,7 +102,7 @@ def paradox(options: Paradox) -> None:
         for row in shown(console, measured, len(wanted)):
             found[row.criterion, row.removed] = row
             lines.append({**dataclasses.asdict(row), "options": recorded(options)})
-            with appearing(file) as partial:
+            with atomic_write(file) as partial:
                 partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [found[name, count] for name in chosen for count in counts]
     console.print(table(rows, options))
@@ -113,10 +113,10 @@ def paradox(options: Paradox) -> None:
 def refuse_other_data(model: "nn.Module", batch: "tuple[Tensor, Tensor]", options: Paradox) -> None:
     import torch
 
-    from optg.probe import undisturbed
+    from optg.core.preserve import preserve_model
 
     try:
-        with undisturbed(model), torch.no_grad():
+        with preserve_model(model), torch.no_grad():
             loss(model.eval(), batch)
     except torch.OutOfMemoryError:
         raise
@@ -168,9 +168,9 @@ def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] 
 
 def saved(path: Path, model: "nn.Module") -> "list[Tensor] | None":
     """OptG's scores, of this checkpoint or of the newest of the run."""
+    from optg.core.prunable import find_prunable
     from optg.training.checkpoint import is_checkpoint, list_steps
     from optg.training.run import open_checkpoint
-    from optg.weights import find_prunable
 
     steps = [path] if is_checkpoint(path) else list_steps(path / "checkpoints")
     if not steps:

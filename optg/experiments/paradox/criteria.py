@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optg.core.prunable import find_prunable
+from optg.core.ranking import keep_top
+from optg.core.schedules import default_alpha, logistic
 from optg.experiments.paradox.measure import Masks, Subject, in_training
-from optg.ranking import keep_top
-from optg.schedules import default_alpha, logistic
-from optg.weights import find_prunable
 
 Criterion = Callable[[Subject, int], Masks]
 

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
-from optg.probe import Loss, undisturbed
-from optg.weights import find_prunable
+from optg.core.preserve import preserve_model
+from optg.core.probe import Loss
+from optg.core.prunable import find_prunable
 
 Masks = list[Tensor]  # True: kept
 Endless = Iterator[Any]  # batches to train on
@@ -71,7 +72,7 @@ class Subject:
         """The mean gradient, and Σ (g·w)² over the batches."""
         mean, squares = [torch.zeros_like(w) for w in self.weights], [torch.zeros_like(w) for w in self.weights]
         parameters = list(find_prunable(self.model, None, ()).values())
-        with undisturbed(self.model), torch.enable_grad():
+        with preserve_model(self.model), torch.enable_grad():
             in_training(self.model)
             for batch in self.batches:
                 value = self.loss(self.model, batch)
@@ -84,7 +85,7 @@ class Subject:
     @torch.no_grad()
     def value(self) -> float:
         """The loss of what stands in the model now."""
-        with undisturbed(self.model):
+        with preserve_model(self.model):
             in_training(self.model)
             return sum(float(self.loss(self.model, batch)) for batch in self.batches) / len(self.batches)
 

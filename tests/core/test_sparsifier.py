@@ -13,7 +13,7 @@ from torch import nn
 
 import optg
 from optg.methods import ACDC, GMP, STR, Feather, OptG, RigL
-from tests.small import batches, convnet, entropy, step
+from tests.toy import batches, convnet, entropy, step
 
 EPOCHS, STEPS = 4, 5
 CLASSES = [

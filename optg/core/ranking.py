@@ -8,7 +8,6 @@ scores are shards, only histograms and counts are exchanged.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,39 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from optg.kernels import find_kernels
+from optg.core.passes import find_kernels
+from optg.core.sharding import Shards
 
 CHUNK = 1 << 18  # scores looked at together: they stay in cache, and are 1 % of a ResNet-50
-
-
-@dataclass(frozen=True)
-class Shards:
-    """How the tensors of this process fit into the whole: `pieces[i]` says whether tensor i is a piece of a layer that is
-    split along its first dimension over `group`; the others are held whole by every rank of it."""
-
-    group: dist.ProcessGroup
-    pieces: tuple[bool, ...]
-
-    def of(self, tensor: int) -> "Shards":
-        """The same, of one tensor alone."""
-        return Shards(self.group, (self.pieces[tensor],))
-
-    def counted(self) -> Tensor:
-        """Which tensors this rank counts, so that each is counted once over all ranks."""
-        return torch.tensor(self.pieces) | (dist.get_rank(self.group) == 0)
-
-    def total(self, counts: Tensor) -> Tensor:
-        """The sum over all ranks, entry i of `counts` being about tensor i."""
-        counts = counts * self.counted().to(counts.device).view(-1, *[1] * (counts.ndim - 1))
-        dist.all_reduce(counts, group=self.group)
-        return counts
-
-    def on_lower_ranks(self, counts: Tensor) -> Tensor:
-        """For each tensor, the sum of `counts` over the pieces of its layer that lower ranks hold."""
-        everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(everyone, counts, group=self.group)
-        lower = torch.stack(everyone)[: dist.get_rank(self.group)].sum(0)
-        return lower * torch.tensor(self.pieces, device=counts.device)
 
 
 def zeros_at(sparsity: float, size: int) -> int:
@@ -290,14 +260,3 @@ def keep_ties_after(removed: int, score: Tensor, value: float, mask: Tensor) -> 
         equal[places[:removed]] = False
         kept |= equal.view(chunk.shape)
         removed = max(removed - len(places), 0)
-
-
-def norm(norms: Tensor, p: float, shards: Shards | None) -> Tensor:
-    """The p-norm of tensors whose own p-norms these are; of the whole tensors, where each is a piece."""
-    if shards is None:
-        return torch.linalg.vector_norm(norms, p)
-    if math.isinf(p):
-        norms = norms.max()
-        dist.all_reduce(norms, dist.ReduceOp.MAX, group=shards.group)
-        return norms
-    return shards.total(norms**p).sum() ** (1 / p)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from optg import ranking
-from optg.ranking import keep_top, zeros_at
+from optg.core import ranking
+from optg.core.ranking import keep_top, zeros_at
 
 
 def oracle(scores, zeros):

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from optg.clock import Clock
-from optg.schedules import SCHEDULES, cosine, cubic, default_alpha, linear, logistic, sigmoid
+from optg.core.clock import Clock
+from optg.core.schedules import SCHEDULES, cosine, cubic, default_alpha, linear, logistic, sigmoid
 
 
 def at(progress: float, epochs: int = 100) -> Clock:

@@ -6,7 +6,7 @@ Adding a schedule is one function and one name in SCHEDULES. `alpha` is the sigm
 import math
 from collections.abc import Callable
 
-from optg.clock import Clock
+from optg.core.clock import Clock
 
 
 def logistic(x: float) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from optg.weights import bare, find_prunable, parameters_by_name
+from optg.core.prunable import find_prunable, parameters_by_name, unwrap
 
 
 class Zoo(nn.Module):
@@ -90,7 +90,7 @@ def test_names_are_those_of_the_bare_model():
     averaged = torch.optim.swa_utils.AveragedModel(model)
     for wrapped in (torch.compile(model), nn.DataParallel(model), torch.compile(nn.DataParallel(model)), averaged):
         assert list(parameters_by_name(wrapped)) == names
-    assert bare(torch.compile(model)) is model
+    assert unwrap(torch.compile(model)) is model
     model[1].compile()
     inner = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Sequential(nn.Linear(2, 2))))
     assert list(parameters_by_name(inner)) == names

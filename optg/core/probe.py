@@ -4,20 +4,21 @@ The model is left as it was: parameters, gradients, buffers (batch norm's statis
 """
 
 import copy
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
-from optg.weights import SparseWeights, bare, local, parameters_by_name, wrappers
+from optg.core.preserve import preserve_model
+from optg.core.prunable import parameters_by_name, unwrap, wrapper_chain
+from optg.core.sharding import to_local
+from optg.core.weights import SparseWeights
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -44,7 +45,7 @@ class Probe:
 
     def gradients(self, weights: SparseWeights, count: int) -> list[Tensor]:
         """dL/dw, averaged over `count` batches and, where DDP or FSDP2 does so, over ranks."""
-        with undisturbed(self.model), torch.enable_grad():
+        with preserve_model(self.model), torch.enable_grad():
             loss, batches = self.take(count)
             for batch in batches:
                 (loss(self.model, batch) / len(batches)).backward()
@@ -52,10 +53,10 @@ class Probe:
 
     def hessian_gradients(self, weights: SparseWeights, count: int, temperature: float) -> list[Tensor]:
         """H·g of the loss at outputs divided by the temperature: a second backward, through the product of g and a fixed g."""
-        model, mine = bare(self.model), weights.parameters
+        model, mine = unwrap(self.model), weights.parameters
         # fused attention has no second derivative, and compiled code has none either
         eager, math = torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH)
-        with undisturbed(model), torch.enable_grad(), softened(model, temperature), math, eager:
+        with preserve_model(model), torch.enable_grad(), softened(model, temperature), math, eager:
             loss, batches = self.take(count)
             fixed = [torch.zeros_like(p) for p in mine]
             for batch in batches:
@@ -74,20 +75,20 @@ class Probe:
 
         In float64 on a copy, since R grows with every layer; under FSDP2 in the model itself and in its own type.
         """
-        model, (args, kwargs) = bare(self.model), inputs
+        model, (args, kwargs) = unwrap(self.model), inputs
         if weights.shards is None:
             model = copy.deepcopy(model).double()
             args, kwargs = tree_map(doubled, (args, kwargs))
         named = parameters_by_name(model)
         mine = [named[name] for name in weights.names]
-        with undisturbed(model), absolute(model):
+        with preserve_model(model), absolute(model):
             model.eval()
             with torch.enable_grad(), new_numbers_as(next(model.parameters())):
                 outputs = [x.sum() for x in tree_leaves(model(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
                 if not outputs:
                     raise ValueError(PAST_THE_MODEL)
                 torch.stack(outputs).sum().backward()
-            scores = [grad * local(p).detach() for grad, p in zip(collect(mine), mine)]
+            scores = [grad * to_local(p).detach() for grad, p in zip(collect(mine), mine)]
         if not all(s.isfinite().all() for s in scores):
             raise FloatingPointError("the all-ones pass overflows in this model's number type: keep its parameters in float64")
         return scores
@@ -100,12 +101,12 @@ class Probe:
             seen.append(tree_map(one, (list(args), kwargs)))
             raise Seen
 
-        with undisturbed(self.model):
+        with preserve_model(self.model):
             loss, [batch] = self.take(1)
-            hook = bare(self.model).register_forward_pre_hook(look, prepend=True, with_kwargs=True)
+            hook = unwrap(self.model).register_forward_pre_hook(look, prepend=True, with_kwargs=True)
             try:
                 with suppress(Seen):
-                    loss(bare(self.model), batch)
+                    loss(unwrap(self.model), batch)
             finally:
                 hook.remove()
         if not seen:
@@ -142,43 +143,17 @@ def differentiate(value: Tensor, parameters: Sequence[Tensor], create_graph: boo
 
 def collect(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradients that backward left in the parameters; 0 where it did not come by."""
-    return [torch.zeros_like(local(p)) if p.grad is None else local(p.grad) for p in parameters]
+    return [torch.zeros_like(to_local(p)) if p.grad is None else to_local(p.grad) for p in parameters]
 
 
 def average_over_ranks(tensors: list[Tensor], model: nn.Module) -> list[Tensor]:
     """What DDP does to gradients, for those that did not pass through it."""
-    for wrapper in wrappers(model):
+    for wrapper in wrapper_chain(model):
         if isinstance(wrapper, nn.parallel.DistributedDataParallel):
             for tensor in tensors:
                 dist.all_reduce(tensor, group=wrapper.process_group)
                 tensor /= dist.get_world_size(wrapper.process_group)
     return tensors
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put gradients, buffers, modes and random numbers back at the end."""
-    grads = {p: p.grad for p in model.parameters()}
-    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    modes = {module: module.training for module in model.modules()}
-    python, numpy = random.getstate(), np.random.get_state()  # data is often augmented with these
-    for p in grads:
-        p.grad = None
-    try:
-        with torch.random.fork_rng(sorted({p.device.index for p in model.parameters() if p.is_cuda})):
-            yield
-    finally:
-        for p, grad in grads.items():
-            p.grad = grad
-        for module, mode in modes.items():
-            module.training = mode
-        random.setstate(python)
-        np.random.set_state(numpy)
-        with torch.no_grad():
-            for module, name, buffer, saved in buffers:
-                module._buffers[name] = buffer
-                if not torch.equal(buffer, saved):
-                    buffer.copy_(saved)
 
 
 @contextmanager
@@ -195,7 +170,7 @@ def new_numbers_as(parameter: Tensor) -> Iterator[None]:
 @contextmanager
 def absolute(model: nn.Module) -> Iterator[None]:
     """Every parameter's absolute value for a while."""
-    values = [local(p).detach() for p in model.parameters()]
+    values = [to_local(p).detach() for p in model.parameters()]
     saved = [v.clone() for v in values]
     torch._foreach_abs_(values)
     try:

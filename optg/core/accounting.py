@@ -10,8 +10,8 @@ products of two activations (attention's scores) are not counted.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from optg.weights import PRUNABLE, bare, parameters_by_name
+from optg.core.preserve import evaluating
+from optg.core.prunable import PRUNABLE, parameters_by_name, unwrap
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def count(model: nn.Module, example_input: Any, *, batch_size: int | None = None
         example_input: what the model is called with: a tensor, a tuple of arguments, or a dict of named ones.
         batch_size: how many examples that is. By default the first dimension of the first tensor.
     """
-    model = bare(model)
+    model = unwrap(model)
     examples = batch_size or first_tensor(example_input).shape[0]
     parameters = parameters_by_name(model)
     weights, positions = run(model, example_input, {p: name for name, p in parameters.items()})
@@ -83,7 +84,7 @@ def run(model: nn.Module, example_input: Any, known: dict[Tensor, str]) -> tuple
     weights: dict[str, Tensor] = {}
     positions: Counter[str] = Counter()
     with ExitStack() as stack:
-        stack.enter_context(undisturbed(model))
+        stack.enter_context(evaluating(model))
         for prefix, module in counted_modules(model):
             own = [(known.get(weight, prefix + name), weight) for name, weight in weights_of(module).items()]
             weights.update(own)
@@ -146,22 +147,3 @@ def first_tensor(example_input: Any) -> Tensor:
         if isinstance(value, Tensor) and value.ndim:
             return value
     raise ValueError("the example input holds no tensor to read the number of examples from; give batch_size")
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradients, every layer called one by one; then all is as before, random numbers too."""
-    modes = {module: module.training for module in model.modules()}
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    gpus = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    try:
-        for module in modes:
-            module.training = False  # not eval(), which a model may have given a meaning of its own
-        torch.backends.mha.set_fastpath_enabled(False)  # it runs a whole encoder layer at once
-        eager = torch.compiler.set_stance("force_eager")  # a compiled part does not see hooks that came later
-        with torch.random.fork_rng(gpus), torch.no_grad(), eager:
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module, training in modes.items():
-            module.training = training

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from optg.ranking import zeros_at
+from optg.core.ranking import zeros_at
 
 
 def uniform(shapes: Sequence[torch.Size]) -> list[float]:

@@ -1,6 +1,6 @@
 import pytest
 
-from optg.clock import Clock
+from optg.core.clock import Clock
 
 
 def test_epochs_count_from_one_and_begin_on_whole_multiples():

@@ -16,10 +16,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import optg
+from optg.core.ranking import keep_top
+from optg.core.sharding import Shards
 from optg.methods import METHODS
-from optg.ranking import Shards, keep_top
 from tests.methods.test_contract import EPOCHS, STEPS, short
-from tests.small import batches, convnet, entropy, step
+from tests.toy import batches, convnet, entropy, step
 
 
 def net() -> nn.Module:

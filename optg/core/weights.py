@@ -5,182 +5,16 @@ lives in the Parameter alone, so whatever others write there counts. The *latent
 method keeps it, waits in `latent` and stands in the Parameter only while the optimizer steps.
 """
 
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from optg.allocation import layer_zeros
-from optg.kernels import find_kernels
-from optg.ranking import Shards, Zeros, each_mask, masks_of, recut, refuse_nan, select, zeros_at
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
-Pattern = str | type[nn.Module]
-
-PRUNABLE = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
-EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-NORMS = (nn.LayerNorm, nn.RMSNorm)  # others have one dimension
-
-
-def wrappers(model: nn.Module) -> Iterator[nn.Module]:
-    """The model and, one by one, the modules inside DDP, DataParallel, torch.compile and averaging wrappers."""
-    inner: nn.Module | None = model
-    while inner is not None:
-        yield inner
-        if isinstance(inner, (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)):
-            inner = inner.module
-        else:
-            inner = getattr(inner, "_orig_mod", None)
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The module inside all wrappers."""
-    return list(wrappers(model))[-1]
-
-
-def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Each parameter once, under the name it has in the bare, uncompiled model."""
-    return {name.replace("_orig_mod.", ""): p for name, p in bare(model).named_parameters()}
-
-
-def owned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """All parameters of an optimizer, in its own order."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
-    """The weights to prune, by name: those of linear, convolution and attention layers, or what `include` asks for.
-
-    A pattern is a module class, or a shell pattern for the name of a parameter or module. Biases, norms and frozen parameters
-    are never prunable; an embedding, or a weight tied to one, only when asked for. Layers whose weight is computed from
-    others at every call (weight_norm and other parametrizations) stay as they are, with a warning.
-    """
-    owners: dict[nn.Parameter, list[tuple[str, str, nn.Module]]] = {}  # every name, with the owner's name and the owner
-    computed: dict[str, nn.Module] = {}
-    for long_name, module in bare(model).named_modules(remove_duplicate=False):
-        name = long_name.replace("_orig_mod.", "")
-        if isinstance(module, PRUNABLE) and computes_its_weight(module) and any(p.requires_grad for p in module.parameters()):
-            computed[name] = module
-        for key, p in module._parameters.items():
-            if p is not None:
-                owners.setdefault(p, []).append((f"{name}.{key}" if name else key, name, module))
-    if lazy := [name for name, p in parameters_by_name(model).items() if nn.parameter.is_lazy(p)]:
-        raise ValueError(f"{lazy[0]} has no shape yet; run one batch through the model before sparsify")
-    made_of = {p for module in computed.values() for p in module.parameters()}
-    candidates = {
-        name: p
-        for name, p in parameters_by_name(model).items()
-        if p.ndim >= 2
-        and p.requires_grad
-        and p not in made_of
-        and not name.split(".")[-1].startswith("bias")  # attention has a bias of 3 dimensions
-        and not any(isinstance(module, NORMS) for *_, module in owners[p])
-    }
-
-    def fits(pattern: Pattern, name: str, module: nn.Module) -> bool:
-        return isinstance(module, pattern) if isinstance(pattern, type) else fnmatchcase(name, pattern)
-
-    def matches(pattern: Pattern, p: nn.Parameter) -> bool:
-        named = isinstance(pattern, str) and any(fnmatchcase(name, pattern) for name, *_ in owners[p])
-        return named or any(fits(pattern, owner, module) for _, owner, module in owners[p])
-
-    for pattern in [*(include or ()), *exclude]:
-        known = any(matches(pattern, p) for p in candidates.values())
-        if not known and not any(fits(pattern, *layer) for layer in computed.items()):
-            raise ValueError(
-                f"the pattern {pattern!r} matches no prunable weight. Patterns are module classes or shell patterns for "
-                f"names such as {', '.join(list(candidates)[:3]) or '(this model has none)'}; biases, norms and frozen "
-                "parameters are never pruned"
-            )
-    asked = {name for name, layer in computed.items() if include is None or any(fits(i, name, layer) for i in include)}
-    if dense := [name for name in asked if not any(fits(e, name, computed[name]) for e in exclude)]:
-        warnings.warn(
-            f"{', '.join(sorted(dense)[:3])}{' …' if len(dense) > 3 else ''} stay dense: their weights are computed from "
-            "others at every call (weight_norm, parametrizations). Remove that first, or leave them out with `exclude`",
-            stacklevel=5,
-        )
-
-    def wanted(p: nn.Parameter) -> bool:
-        if include is not None:
-            return any(matches(pattern, p) for pattern in include)
-        kinds = [module for *_, module in owners[p]]
-        return any(isinstance(m, PRUNABLE) for m in kinds) and not any(isinstance(m, EMBEDDINGS) for m in kinds)
-
-    return {n: p for n, p in candidates.items() if wanted(p) and not any(matches(e, p) for e in exclude)}
-
-
-def computes_its_weight(layer: nn.Module) -> bool:
-    """Is it under torch.nn.utils.parametrizations, or the weight_norm before them?"""
-    return is_parametrized(layer) or "weight_g" in layer._parameters
-
-
-def is_distributed(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Is it one of FSDP2's? Their module takes half a second to import, and where nobody has, no tensor is."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds: all of it, but for FSDP2's DTensors."""
-    return tensor.to_local() if is_distributed(tensor) else tensor
-
-
-def like(parameter: Tensor, piece: Tensor) -> Tensor:
-    """A local piece of a layer as a tensor distributed as its parameter is. A value for the whole layer stays as it is."""
-    if not is_distributed(parameter) or piece.ndim == 0:
-        return piece
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        piece,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-
-
-def piece_of(parameter: Tensor, whole: Tensor) -> Tensor:
-    """This process's piece of a tensor of the parameter's shape, given whole or distributed in whatever way."""
-    if is_distributed(whole):
-        whole = whole.full_tensor()
-    if not is_distributed(parameter) or whole.ndim == 0:
-        return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None).to_local()
-
-
-def arranged_as(parameter: Tensor, piece: Tensor) -> Tensor:
-    """The same numbers in the parameter's memory format, as fused optimizers and kernels want them."""
-    return torch.empty_like(local(parameter), dtype=piece.dtype, device=piece.device).copy_(piece)
-
-
-def find_shards(parameters: dict[str, nn.Parameter]) -> Shards | None:
-    """How the parameters are spread over processes; None where this process holds all of each."""
-    group, pieces = None, []
-    for name, p in parameters.items():
-        sharded = [i for i, s in enumerate(p.placements) if not s.is_replicate()] if is_distributed(p) else []
-        pieces.append(bool(sharded))
-        if not sharded:
-            continue
-        assert is_distributed(p)
-        if len(sharded) > 1 or not p.placements[sharded[0]].is_shard(0):
-            raise ValueError(f"{name} is distributed as {p.placements}; expected whole or split once along dimension 0")
-        mine = p.device_mesh.get_group(sharded[0])
-        if group not in (None, mine):
-            raise ValueError(f"{name} is split over other processes than the layers before it; expected one group for all")
-        group = mine
-    return Shards(group, tuple(pieces)) if group is not None else None
+from optg.core.budgets import layer_zeros
+from optg.core.passes import find_kernels
+from optg.core.ranking import Zeros, each_mask, masks_of, recut, refuse_nan, select, zeros_at
+from optg.core.sharding import Shards, find_shards, is_dtensor, local_piece, to_local, with_layout_of
 
 
 class Soft(NamedTuple):
@@ -230,8 +64,8 @@ class SparseWeights:
         """What the parameters hold now: effective weights between steps, latent ones inside a step."""
         known = self._values
         if not known or any(v.data_ptr() != p.data_ptr() for v, p in zip(known, self.parameters)):
-            values = [local(p).detach() for p in self.parameters]
-            self._values = [] if any(is_distributed(p) for p in self.parameters) else values
+            values = [to_local(p).detach() for p in self.parameters]
+            self._values = [] if any(is_dtensor(p) for p in self.parameters) else values
             return values
         return known
 
@@ -242,7 +76,7 @@ class SparseWeights:
     @property
     def grads(self) -> dict[int, Tensor]:
         """The gradients, by layer; a layer that took no part in the last backward has none."""
-        return {i: local(p.grad) for i, p in enumerate(self.parameters) if p.grad is not None}
+        return {i: to_local(p.grad) for i, p in enumerate(self.parameters) if p.grad is not None}
 
     def zeros_like(self) -> list[Tensor]:
         """A new state of at least float32 for every weight: many small steps add up in it."""
@@ -252,7 +86,7 @@ class SparseWeights:
         """A uniform number for every weight, the same whatever the device and however the layers are split."""
         generator = torch.Generator().manual_seed(seed)
         whole = (torch.rand(shape, generator=generator) for shape in self.shapes)
-        return [arranged_as(p, piece_of(p, number).to(local(p).device)) for p, number in zip(self.parameters, whole)]
+        return [with_layout_of(p, local_piece(p, number).to(to_local(p).device)) for p, number in zip(self.parameters, whole)]
 
     @property
     def sparsity(self) -> float:
@@ -443,7 +277,7 @@ class SparseWeights:
         clean = {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}  # Rprop's and Adagrad's
         for name, state in self.optimizer.state.get(parameter, {}).items():
             if isinstance(state, Tensor) and state.shape == parameter.shape:
-                local(state).masked_fill_(where, clean.get(name, 0.0))
+                to_local(state).masked_fill_(where, clean.get(name, 0.0))
 
 
 def blank(mask: Tensor, value: Tensor) -> None:

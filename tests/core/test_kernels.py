@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 import optg
-from optg import ranking
+from optg.core import ranking
 from optg.data import augment
 from optg.methods import METHODS, Method
-from tests.small import entropy
+from tests.toy import entropy
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not torch.cuda.is_available() and not INTERPRETED:
     pytest.skip("needs a GPU, or Triton's interpreter", allow_module_level=True)
-kernels = pytest.importorskip("optg.kernels.fused")
+kernels = pytest.importorskip("optg.core.passes.fused")
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
@@ -36,7 +36,7 @@ def short(method: str, every: int) -> Method:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """`tests.small.step` without a look at the loss, which would wait for the GPU."""
+    """`tests.toy.step` without a look at the loss, which would wait for the GPU."""
     optimizer.zero_grad()
     entropy(model, batch).backward()
     optimizer.step()
@@ -63,7 +63,7 @@ def everywhere(monkeypatch):
     """Let the kernels work on CPU tensors where they are interpreted."""
     torch.manual_seed(0)
     if INTERPRETED:
-        for user in ("optg.weights", "optg.ranking"):
+        for user in ("optg.core.weights", "optg.core.ranking"):
             monkeypatch.setattr(f"{user}.find_kernels", lambda tensors: kernels)
 
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from optg.allocation import fill, layer_zeros
-from optg.ranking import zeros_at
+from optg.core.budgets import fill, layer_zeros
+from optg.core.ranking import zeros_at
 
 SHAPES = [torch.Size(s) for s in [(64, 3, 3, 3), (64, 64, 3, 3), (512, 512, 3, 3), (10, 512)]]
 

@@ -12,7 +12,7 @@ def find_kernels(tensors: Iterable[Tensor]) -> ModuleType | None:
     if len(devices) != 1 or devices.pop().type != "cuda":
         return None
     try:
-        from optg.kernels import fused
+        from optg.core.passes import fused
     except ImportError:
         return None
     return fused

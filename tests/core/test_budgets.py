@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 import optg
-from optg.allocation import layer_zeros
+from optg.core.budgets import layer_zeros
+from optg.core.prunable import find_prunable
+from optg.core.schedules import SCHEDULES
+from optg.core.weights import SparseWeights
 from optg.methods import DPF, GMP, METHODS, SNIP, Gradual, OptG, Taylor
-from optg.schedules import SCHEDULES
-from optg.weights import SparseWeights, find_prunable
-from tests.small import batches, convnet, step
+from tests.toy import batches, convnet, step
 
 EPOCHS, STEPS = 5, 4
 SIZES = [72, 576, 1280]  # of the convnet's layers: 1,928 weights, of which ⌈0.9 · 1928⌉ = 1,736 go and 192 stay

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optg.accounting import Account, count
-from tests.small import convnet
+from optg.core.accounting import Account, count
+from tests.toy import convnet
 
 LAYERS = {  # layer, shape of one example, weights × positions
     "linear": (nn.Linear(6, 4), (6,), 24 * 1),

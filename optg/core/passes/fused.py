@@ -2,7 +2,7 @@
 
 A kernel finds its work in a table on the device: for each program its block's layer, start and length, and for each list of
 tensors the address of every layer. So a pass is one launch, whatever the number of layers, and nothing is compiled for a
-model. Each entry is read and written once, in wide words; `optg.weights` and `optg.ranking` say the same in torch.
+model. Each entry is read and written once, in wide words; `optg.core.weights` and `optg.core.ranking` say the same in torch.
 """
 
 from collections.abc import Sequence
@@ -338,7 +338,7 @@ def _sum_signed(
 
 
 def count(table: Table, each: bool, prefixes: Tensor, nans: Tensor, first: bool, shift: int, bits: int, width: int) -> Tensor:
-    """scores, of `width` bits: one round of `optg.ranking.thresholds`.
+    """scores, of `width` bits: one round of `optg.core.ranking.thresholds`.
 
     How often each value of the `bits` at `shift` occurs, for each tensor or over all of them, in the keys whose higher bits
     are its prefix. The first round has no prefix, and sets the entry in `nans` of a tensor that has NaN.
@@ -395,7 +395,7 @@ def tally(bins, total, digit, here, BITS: tl.constexpr, STEP: tl.constexpr):
 
 
 def narrow(counts: Tensor, prefixes: Tensor, ranks: Tensor) -> Sequence[Tensor]:
-    """`optg.ranking.narrow` in one launch."""
+    """`optg.core.ranking.narrow` in one launch."""
     found, digits = torch.empty(3, *prefixes.shape, dtype=torch.int64, device=counts.device), counts.shape[1]
     with gpu_of(counts):
         _narrow[(len(counts),)](counts, prefixes, ranks, found, len(counts), DIGITS=digits, STEP=min(digits, 1024))

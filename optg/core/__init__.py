@@ -1,0 +1,1 @@
+"""Sparse weights, masks and time: all that methods and the sparsifier stand on. Needs torch and numpy only."""
