@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optg.core.passes import find_kernels
-from optg.core.ranking import each_mask, keep_top, recut, select
+from optg.core.masks import keep_top
+from optg.core.passes import choose
 
 LAYERS = 54
 
@@ -33,10 +33,8 @@ class InPlace:
     def __call__(self, scores: list[Tensor], zeros: int) -> list[Tensor]:
         if [m.shape for m in self.masks] != [s.shape for s in scores]:
             self.masks = [torch.ones_like(s, dtype=torch.bool) for s in scores]
-        cuts, kernels = select(scores, zeros), find_kernels(scores)
-        if kernels is None or recut(self.masks, scores, cuts, kernels.TABLES) is None:
-            for mask, new in zip(self.masks, each_mask(scores, cuts)):
-                mask.copy_(new)
+        passes = choose(scores)
+        passes.write_masks(self.masks, scores, passes.select(scores, zeros))
         return self.masks
 
 

@@ -1,12 +1,12 @@
 """Parameters and FLOPs of a model, dense or sparse, for one example.
 
-FLOPs are counted as the papers on sparsity count them: a multiplication by a weight together with its addition is one
-(ResNet-50: 4.09 G, VGG-19: 398 M). A weight costs one at every position where its layer applies it, and nothing if it is 0:
+FLOPs are counted as in papers on sparsity: one multiply-add is one FLOP (ResNet-50: 4.09 G, VGG-19: 398 M). A non-zero weight
+costs one at every position where its layer applies it:
 
     FLOPs = Σ over layers  non-zero weights × positions
 
-Counted are linear, bilinear, convolution and attention layers, each time the model calls them. Biases, norms, pooling and
-products of two activations (attention's scores) are not counted.
+Linear, bilinear, convolution and attention layers count each time the model calls them. Biases, norms, pooling and products
+of two activations (attention scores) do not count.
 """
 
 from collections import Counter
@@ -25,11 +25,11 @@ from optg.core.prunable import PRUNABLE, parameters_by_name, unwrap
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight of the model, and what it costs for one example."""
+    """One weight of the model and its cost for one example."""
 
-    name: str  # of the weight; an attention layer's packed input projection is three: its query, key and value part
+    name: str  # of the weight; the stacked input projection of an attention layer appears as three: query, key, value
     shape: tuple[int, ...]
-    positions: int  # where it is applied: a convolution's output pixels, a linear layer's tokens, over all its calls
+    positions: int  # at which it is applied: output pixels of a convolution, tokens of a linear layer, over all calls
     nonzero: int
     flops: int
     dense_flops: int
@@ -37,10 +37,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Account:
-    """A model's size, and its cost for one example."""
+    """A model's size and its cost for one example."""
 
-    parameters: int  # all of them, those that layers share once
-    nonzero: int  # the same without the zeros of weights; biases and norms (fewer than two dimensions) count as they are
+    parameters: int  # shared ones count once
+    nonzero: int  # parameters that are not 0; biases and norms (fewer than two dimensions) count whole
     layers: list[Layer]
 
     @property
@@ -49,21 +49,21 @@ class Account:
 
     @property
     def dense_flops(self) -> int:
-        """What the FLOPs would be with no weight removed."""
+        """The FLOPs if no weight were removed."""
         return sum(layer.dense_flops for layer in self.layers)
 
 
 def count(model: nn.Module, example_input: Any, *, batch_size: int | None = None) -> Account:
-    """Run the model once, in evaluation mode, and count what it does. The model is left as it was.
+    """Run the model once in evaluation mode and count its parameters and FLOPs. The model is left as it was.
 
     Args:
-        example_input: what the model is called with: a tensor, a tuple of arguments, or a dict of named ones.
-        batch_size: how many examples that is. By default the first dimension of the first tensor.
+        example_input: a tensor, a tuple of arguments, or a dict of keyword arguments to call the model with.
+        batch_size: the number of examples in it. By default the first dimension of the first tensor.
     """
     model = unwrap(model)
     examples = batch_size or first_tensor(example_input).shape[0]
     parameters = parameters_by_name(model)
-    weights, positions = run(model, example_input, {p: name for name, p in parameters.items()})
+    weights, positions = count_positions(model, example_input, {p: name for name, p in parameters.items()})
     layers = []
     for name, weight in weights.items():
         applied, nonzero = positions[name] / examples, int(weight.count_nonzero())
@@ -76,10 +76,10 @@ def count(model: nn.Module, example_input: Any, *, batch_size: int | None = None
     )
 
 
-def run(model: nn.Module, example_input: Any, known: dict[Tensor, str]) -> tuple[dict[str, Tensor], Counter[str]]:
-    """Each weight by its name, and the number of positions at which one run of the model applies it.
+def count_positions(model: nn.Module, example_input: Any, known: dict[Tensor, str]) -> tuple[dict[str, Tensor], Counter[str]]:
+    """Return each weight by name, and the number of positions at which one call of the model applies it.
 
-    A weight that several layers share has one name, the `known` one, under which its positions add up.
+    A weight that several layers share has one name, the `known` one; its positions add up.
     """
     weights: dict[str, Tensor] = {}
     positions: Counter[str] = Counter()
@@ -94,14 +94,14 @@ def run(model: nn.Module, example_input: Any, known: dict[Tensor, str]) -> tuple
                     positions[name] += applied
 
             stack.enter_context(module.register_forward_hook(add, with_kwargs=True))
-        # The call sees copies of the buffers, so that what it writes there is forgotten.
+        # The call sees copies of the buffers, so that its writes are discarded.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         torch.func.functional_call(model, buffers, *as_arguments(example_input))
     return weights, positions
 
 
 def counted_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers whose calls count, each with the prefix of its parameters' names."""
+    """Return the layers whose calls count, each with the prefix of its parameters' names."""
     # An attention layer multiplies by its output projection's weight without calling that module.
     parts = {module.out_proj for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, PRUNABLE) and m not in parts]
@@ -109,7 +109,7 @@ def counted_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """What a layer multiplies by, by the name within the layer."""
+    """Return the weights of a layer by their name within it."""
     if not isinstance(module, nn.MultiheadAttention):
         return {"weight": module.weight}  # type: ignore[dict-item]
     projections: dict[str, Tensor]
@@ -122,7 +122,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def positions_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[int]:
-    """At how many positions a call of the layer applies each of `weights_of` it, for the whole batch."""
+    """Return the number of positions at which one call applies each of the layer's weights, over the whole batch."""
     if isinstance(module, nn.MultiheadAttention):
         inputs = dict(zip(("query", "key", "value"), args)) | kwargs
         query, key, value = (inputs[name].shape[:-1].numel() for name in ("query", "key", "value"))
@@ -146,4 +146,4 @@ def first_tensor(example_input: Any) -> Tensor:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and value.ndim:
             return value
-    raise ValueError("the example input holds no tensor to read the number of examples from; give batch_size")
+    raise ValueError("the example input holds no tensor with a batch dimension; give batch_size")

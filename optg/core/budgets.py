@@ -1,7 +1,7 @@
-"""One sparsity -> a budget of zeros for each layer. Adding a budget is one function and one name in BUDGETS.
+"""Budgets: how many weights each layer loses at a given sparsity. To add one, write a function and list it in BUDGETS.
 
-A budget function gives each layer's share of kept weights, up to a common factor; `layer_zeros` scales and rounds them so
-that the layers together remove exactly what was asked for.
+A budget function returns each layer's share of kept weights up to a common factor. `layer_zeros` scales and rounds the shares
+so that the layers together lose exactly ⌈P·N⌉ weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from optg.core.ranking import zeros_at
 
 
 def uniform(shapes: Sequence[torch.Size]) -> list[float]:
-    """Every layer keeps the same share of its weights."""
+    """Keep the same share of every layer."""
     return [1.0 for _ in shapes]
 
 
 def erk(shapes: Sequence[torch.Size]) -> list[float]:
-    """Erdős–Rényi-Kernel (RigL): density ∝ the sum of a layer's dimensions over their product, so small layers stay denser."""
+    """Erdős–Rényi kernel (RigL): density ∝ sum of a layer's dimensions / their product, so small layers stay denser."""
     return [sum(shape) / shape.numel() for shape in shapes]
 
 
@@ -27,23 +27,23 @@ BUDGETS: dict[str, Budget] = {f.__name__: f for f in (uniform, erk)}
 
 
 def layer_zeros(budget: str, shapes: Sequence[torch.Size], sparsity: float) -> list[int]:
-    """Zeros of each layer under a named budget: ⌈P·N⌉ together."""
-    return list(remembered(budget, tuple(shapes), sparsity))
+    """Return the zeros of each layer under a named budget; together they are ⌈P·N⌉."""
+    return list(cached_zeros(budget, tuple(shapes), sparsity))
 
 
 @lru_cache
-def remembered(budget: str, shapes: tuple[torch.Size, ...], sparsity: float) -> list[int]:
-    """Some methods ask at every step."""
+def cached_zeros(budget: str, shapes: tuple[torch.Size, ...], sparsity: float) -> list[int]:
+    """Cached because some methods ask at every step."""
     sizes = [shape.numel() for shape in shapes]
     kept = sum(sizes) - zeros_at(sparsity, sum(sizes))
     return [size - k for size, k in zip(sizes, fill(BUDGETS[budget](shapes), sizes, kept))]
 
 
 def fill(shares: Sequence[float], sizes: Sequence[int], kept: int) -> list[int]:
-    """Kept weights of each layer: sizes × shares × one common factor, no layer above its size, `kept` together.
+    """Return the kept weights of each layer: size × share × one common factor, at most the size, `kept` in total.
 
-    A layer whose part would exceed its size is kept whole and the factor is found again for the rest; what rounding down
-    leaves over goes to the largest remainders.
+    A layer whose part would exceed its size is kept whole, and the factor is computed again for the others. The weights that
+    rounding down leaves over go to the layers with the largest remainders.
     """
     full = [False] * len(sizes)
     while True:

@@ -1,11 +1,11 @@
-"""Time is one value: optimizer steps taken, read as epochs or as progress. No method counts steps of its own."""
+"""Time as one value: optimizer steps taken, read as epochs or as progress. No method counts steps of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass
 class Clock:
-    """The optimizer steps of one training run. Epochs are counted from 1, as in the paper's Algorithm 1."""
+    """The optimizer steps of one run. Epochs are counted from 1, as in the paper's Algorithm 1."""
 
     epochs: int
     steps_per_epoch: int
@@ -17,18 +17,28 @@ class Clock:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
 
+    def at(self, step: int) -> "Clock":
+        """Return the clock as it is after `step` steps."""
+        return replace(self, step=step)
+
     @property
     def total(self) -> int:
         return self.epochs * self.steps_per_epoch
 
     @property
+    def announced(self) -> str:
+        """The length of training in words, for messages."""
+        product = f"epochs={self.epochs} × steps_per_epoch={self.steps_per_epoch}"
+        return f"{self.total} were announced ({product}, which counts optimizer steps)"
+
+    @property
     def epoch(self) -> int:
-        """The running epoch k = 1 … τ."""
+        """The current epoch k = 1 … τ."""
         return min(self.step // self.steps_per_epoch + 1, self.epochs)
 
     @property
     def k(self) -> float:
-        """The running epoch with its fraction: a whole number at an epoch's start."""
+        """The current epoch with its fraction: a whole number at the start of an epoch."""
         return 1 + self.step / self.steps_per_epoch
 
     @property
@@ -38,7 +48,7 @@ class Clock:
 
     @property
     def at_epoch_start(self) -> bool:
-        """Does the next step open an epoch?"""
+        """Whether the next step opens an epoch."""
         return self.step % self.steps_per_epoch == 0 and not self.finished
 
     @property
@@ -47,6 +57,6 @@ class Clock:
 
 
 def cycle_length(total: int, cycles: int) -> int:
-    """Steps of each of so many cycles but the last: it has what is left, fewer steps if those are at least half, else more."""
+    """Return the steps of each cycle but the last, which takes the rest: half a cycle at least."""
     longer = -(-total // cycles)
     return longer if 2 * (total - (cycles - 1) * longer) >= longer else total // cycles

@@ -11,11 +11,11 @@ from torch import nn
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Iterator[None]:
-    """Put gradients, buffers, modes and random numbers back at the end."""
+    """Restore gradients, buffers, modes and random state at the end of the block."""
     grads = {p: p.grad for p in model.parameters()}
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     modes = {module: module.training for module in model.modules()}
-    python, numpy = random.getstate(), np.random.get_state()  # data is often augmented with these
+    python, numpy = random.getstate(), np.random.get_state()  # augmentation often uses these
     for p in grads:
         p.grad = None
     try:
@@ -37,15 +37,15 @@ def preserve_model(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradients, every layer called one by one; then all is as before, random numbers too."""
+    """Run in evaluation mode, without gradients and with every layer called by itself; then restore modes and random state."""
     modes = {module: module.training for module in model.modules()}
     fast_path = torch.backends.mha.get_fastpath_enabled()
     gpus = sorted({p.device.index for p in model.parameters() if p.is_cuda})
     try:
         for module in modes:
-            module.training = False  # not eval(), which a model may have given a meaning of its own
-        torch.backends.mha.set_fastpath_enabled(False)  # it runs a whole encoder layer at once
-        eager = torch.compiler.set_stance("force_eager")  # a compiled part does not see hooks that came later
+            module.training = False  # not eval(), which a model may override
+        torch.backends.mha.set_fastpath_enabled(False)  # the fast path runs a whole encoder layer at once
+        eager = torch.compiler.set_stance("force_eager")  # compiled code does not see hooks that were added later
         with torch.random.fork_rng(gpus), torch.no_grad(), eager:
             yield
     finally:

@@ -1,6 +1,6 @@
-"""What methods ask a model before it trains: gradients, Hessian products and the all-ones pass.
+"""Evaluate a model before training: gradients, Hessian products and the all-ones pass.
 
-The model is left as it was: parameters, gradients, buffers (batch norm's statistics), mode and random numbers.
+The model is left as it was: parameters, gradients, buffers (batch-norm statistics), mode and random state.
 """
 
 import copy
@@ -24,7 +24,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Probe:
-    """A model with the means to evaluate it: `loss(model, batch)` and some batches, if the user gave them."""
+    """A model with a way to evaluate it: `loss(model, batch)` and some batches, if the user gave them."""
 
     def __init__(self, model: nn.Module, loss: Loss | None, batches: Iterable[Any] | None) -> None:
         self.model = model
@@ -32,19 +32,19 @@ class Probe:
         self.batches = batches
 
     def take(self, count: int) -> tuple[Loss, list[Any]]:
-        """The loss, and the first batches."""
+        """Return the loss and the first `count` batches."""
         if self.loss is None or self.batches is None:
             raise ValueError(
-                "this method looks at data before training: give sparsify `loss`, a function of the model and a batch such as "
+                "this method needs data before training: give sparsify `loss`, a function of the model and a batch such as "
                 "lambda model, batch: cross_entropy(model(batch[0]), batch[1]), and `batches`, such as the training loader"
             )
         taken = list(islice(iter(self.batches), count))
         if not taken:
-            raise ValueError("`batches` has no batch; expected at least one")
+            raise ValueError("`batches` is empty; expected at least one batch")
         return self.loss, taken
 
     def gradients(self, weights: SparseWeights, count: int) -> list[Tensor]:
-        """dL/dw, averaged over `count` batches and, where DDP or FSDP2 does so, over ranks."""
+        """Return dL/dw, averaged over `count` batches and, with DDP or FSDP2, over ranks."""
         with preserve_model(self.model), torch.enable_grad():
             loss, batches = self.take(count)
             for batch in batches:
@@ -52,11 +52,15 @@ class Probe:
             return collect(weights.parameters)
 
     def hessian_gradients(self, weights: SparseWeights, count: int, temperature: float) -> list[Tensor]:
-        """H·g of the loss at outputs divided by the temperature: a second backward, through the product of g and a fixed g."""
+        """Return H·g of the loss at outputs divided by `temperature`: the gradient of g · (a fixed copy of g)."""
+        if weights.shards:
+            raise ValueError(
+                "a second backward pass does not work on weights that FSDP2 has split; use DDP, or prune before fully_shard"
+            )
         model, mine = unwrap(self.model), weights.parameters
-        # fused attention has no second derivative, and compiled code has none either
+        # neither fused attention nor compiled code has a second derivative
         eager, math = torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH)
-        with preserve_model(model), torch.enable_grad(), softened(model, temperature), math, eager:
+        with preserve_model(model), torch.enable_grad(), with_temperature(model, temperature), math, eager:
             loss, batches = self.take(count)
             fixed = [torch.zeros_like(p) for p in mine]
             for batch in batches:
@@ -66,14 +70,14 @@ class Probe:
             for batch in batches:
                 grads = differentiate(loss(model, batch) / len(batches), mine, create_graph=True)
                 flow = torch.stack([(f * g).sum() for f, g in zip(fixed, grads)]).sum()
-                if flow.requires_grad:  # not so where g does not depend on the weights
+                if flow.requires_grad:  # False if g does not depend on the weights
                     torch._foreach_add_(products, differentiate(flow, mine))
             return average_over_ranks(products, self.model)
 
     def synaptic_flow(self, weights: SparseWeights, inputs: "Inputs") -> list[Tensor]:
-        """(dR/d|w|)·|w|, R being the sum of the outputs for these inputs with the absolute value of every parameter.
+        """Return (dR/d|w|)·|w|, where R is the sum of the outputs for these inputs with every parameter's absolute value.
 
-        In float64 on a copy, since R grows with every layer; under FSDP2 in the model itself and in its own type.
+        R grows with every layer, so this runs in float64 on a copy; with FSDP2, in the model itself and its own type.
         """
         model, (args, kwargs) = unwrap(self.model), inputs
         if weights.shards is None:
@@ -83,22 +87,22 @@ class Probe:
         mine = [named[name] for name in weights.names]
         with preserve_model(model), absolute(model):
             model.eval()
-            with torch.enable_grad(), new_numbers_as(next(model.parameters())):
+            with torch.enable_grad(), default_dtype_of(next(model.parameters())):
                 outputs = [x.sum() for x in tree_leaves(model(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
                 if not outputs:
-                    raise ValueError(PAST_THE_MODEL)
+                    raise ValueError(MODEL_NOT_CALLED)
                 torch.stack(outputs).sum().backward()
             scores = [grad * to_local(p).detach() for grad, p in zip(collect(mine), mine)]
         if not all(s.isfinite().all() for s in scores):
-            raise FloatingPointError("the all-ones pass overflows in this model's number type: keep its parameters in float64")
+            raise FloatingPointError("the all-ones pass overflows in this model's dtype; convert its parameters to float64")
         return scores
 
     def ones(self) -> "Inputs":
-        """What the model is called with in the loss of one batch, with ones in place of one image's numbers."""
+        """Return the arguments that `loss` calls the model with, cut to one example and filled with ones."""
         seen: list[Inputs] = []
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen.append(tree_map(one, (list(args), kwargs)))
+            seen.append(tree_map(ones_for, (list(args), kwargs)))
             raise Seen
 
         with preserve_model(self.model):
@@ -110,23 +114,23 @@ class Probe:
             finally:
                 hook.remove()
         if not seen:
-            raise ValueError(PAST_THE_MODEL)
+            raise ValueError(MODEL_NOT_CALLED)
         return seen[0]
 
 
-PAST_THE_MODEL = (
-    "`loss` did not call the model it was given, or got no tensor from it; expected model(...), not its parts or "
-    "model.forward(...), and a tensor, tuple, list or dict of tensors"
+MODEL_NOT_CALLED = (
+    "`loss` did not call the model it was given, or the model returned no tensor; expected a call of model(...), not of its "
+    "parts or model.forward(...), that returns a tensor, or a tuple, list or dict of tensors"
 )
 Inputs = tuple[list[Any], dict[str, Any]]
 
 
 class Seen(Exception):
-    """The model was called: no need to evaluate it."""
+    """Raised when the model is called: its arguments are known, so evaluating it is not needed."""
 
 
-def one(x: Any) -> Any:
-    """One image of ones; tokens and other whole numbers stay what they are."""
+def ones_for(x: Any) -> Any:
+    """Return one example of ones; keep tokens and other integers as they are."""
     if not isinstance(x, Tensor):
         return x
     first = x[:1] if x.ndim else x
@@ -142,12 +146,12 @@ def differentiate(value: Tensor, parameters: Sequence[Tensor], create_graph: boo
 
 
 def collect(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradients that backward left in the parameters; 0 where it did not come by."""
+    """Return the gradients that the backward pass left in the parameters; 0 where it left none."""
     return [torch.zeros_like(to_local(p)) if p.grad is None else to_local(p.grad) for p in parameters]
 
 
 def average_over_ranks(tensors: list[Tensor], model: nn.Module) -> list[Tensor]:
-    """What DDP does to gradients, for those that did not pass through it."""
+    """Average over ranks, as DDP does, tensors that did not pass through its backward hooks."""
     for wrapper in wrapper_chain(model):
         if isinstance(wrapper, nn.parallel.DistributedDataParallel):
             for tensor in tensors:
@@ -157,8 +161,8 @@ def average_over_ranks(tensors: list[Tensor], model: nn.Module) -> list[Tensor]:
 
 
 @contextmanager
-def new_numbers_as(parameter: Tensor) -> Iterator[None]:
-    """What a model creates in its forward pass has the type of its parameters, unless it names another."""
+def default_dtype_of(parameter: Tensor) -> Iterator[None]:
+    """Make the parameter's dtype the default for tensors that the forward pass creates."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(parameter.dtype)
     try:
@@ -169,7 +173,7 @@ def new_numbers_as(parameter: Tensor) -> Iterator[None]:
 
 @contextmanager
 def absolute(model: nn.Module) -> Iterator[None]:
-    """Every parameter's absolute value for a while."""
+    """Replace every parameter by its absolute value inside the block."""
     values = [to_local(p).detach() for p in model.parameters()]
     saved = [v.clone() for v in values]
     torch._foreach_abs_(values)
@@ -180,8 +184,8 @@ def absolute(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def softened(model: nn.Module, temperature: float) -> Iterator[None]:
-    """Outputs divided by a temperature for a while."""
+def with_temperature(model: nn.Module, temperature: float) -> Iterator[None]:
+    """Divide the model's outputs by a temperature inside the block."""
     called = []
 
     def soft(x: Any) -> Any:
@@ -197,6 +201,6 @@ def softened(model: nn.Module, temperature: float) -> Iterator[None]:
     try:
         yield
         if not called:
-            raise ValueError(PAST_THE_MODEL)
+            raise ValueError(MODEL_NOT_CALLED)
     finally:
         hook.remove()

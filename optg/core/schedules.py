@@ -1,6 +1,6 @@
-"""How the share of the target sparsity grows: plain functions of the clock, 0 at `start` of training and 1 at `end`.
+"""Schedules: the share of the target sparsity as a function of the clock, 0 at `start` of training and 1 at `end`.
 
-Adding a schedule is one function and one name in SCHEDULES. `alpha` is the sigmoid's alone.
+To add one, write a function and list it in SCHEDULES. Only the sigmoid uses `alpha`.
 """
 
 import math
@@ -10,17 +10,17 @@ from optg.core.clock import Clock
 
 
 def logistic(x: float) -> float:
-    """1 / (1 + e^-x), with no overflow on either side."""
+    """Return 1 / (1 + e^−x) without overflow on either side."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def default_alpha(epochs: int) -> float:
-    """The paper's 0.5; steeper below 80 epochs, where 0.5 would end short of the target (10 epochs: at 0.92 P)."""
+    """Return the paper's 0.5, or more below 80 epochs, where 0.5 would end short of the target (10 epochs: at 0.92 P)."""
     return max(0.5, 40 / epochs)
 
 
 def ramp(clock: Clock, start: float, end: float) -> float:
-    """Progress between two points of training, cut to [0, 1]."""
+    """Return the progress between two points of training, clipped to [0, 1]."""
     return min(max((clock.progress - start) / (end - start), 0.0), 1.0) if end > start else float(clock.progress >= end)
 
 
@@ -42,7 +42,7 @@ def cubic(clock: Clock, start: float, end: float, alpha: float | None = None) ->
 
 
 def sigmoid(clock: Clock, start: float, end: float, alpha: float | None = None) -> float:
-    """OptG, Eq. 15: 1 / (1 + exp(−α(k − τ/2))). Its middle is the middle of training, whatever `start` and `end` are."""
+    """OptG, Eq. 15: 1 / (1 + exp(−α(k − τ/2))). Centred on the middle of training, whatever `start` and `end` are."""
     return logistic((alpha or default_alpha(clock.epochs)) * (clock.k - clock.epochs / 2))
 
 

@@ -1,7 +1,8 @@
-"""Weights that are split over processes (FSDP2), and weights that are not."""
+"""Weights that FSDP2 splits over processes. Everywhere else in `core`, a tensor is the piece that this process holds."""
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -15,28 +16,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shards:
-    """How the tensors of this process fit into the whole: `pieces[i]` says whether tensor i is a piece of a layer that is
-    split along its first dimension over `group`; the others are held whole by every rank of it."""
+    """How this process's tensors fit into the whole model.
+
+    `pieces[i]` is True if tensor i is a piece of a layer that is split along its first dimension over `group`. Every rank of
+    the group holds the other tensors whole.
+    """
 
     group: dist.ProcessGroup
     pieces: tuple[bool, ...]
 
-    def of(self, tensor: int) -> "Shards":
-        """The same, of one tensor alone."""
-        return Shards(self.group, (self.pieces[tensor],))
+    def of(self, tensors: Sequence[int]) -> "Shards":
+        """Return the shards of some of the tensors."""
+        return Shards(self.group, tuple(self.pieces[i] for i in tensors))
 
     def counted(self) -> Tensor:
-        """Which tensors this rank counts, so that each is counted once over all ranks."""
+        """Return which tensors this rank counts, such that each weight is counted once over all ranks."""
         return torch.tensor(self.pieces) | (dist.get_rank(self.group) == 0)
 
     def total(self, counts: Tensor) -> Tensor:
-        """The sum over all ranks, entry i of `counts` being about tensor i."""
+        """Sum over all ranks; entry i of `counts` belongs to tensor i."""
         counts = counts * self.counted().to(counts.device).view(-1, *[1] * (counts.ndim - 1))
         dist.all_reduce(counts, group=self.group)
         return counts
 
     def on_lower_ranks(self, counts: Tensor) -> Tensor:
-        """For each tensor, the sum of `counts` over the pieces of its layer that lower ranks hold."""
+        """Sum, for each tensor, the `counts` of the pieces of its layer that lower ranks hold."""
         everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(everyone, counts, group=self.group)
         lower = torch.stack(everyone)[: dist.get_rank(self.group)].sum(0)
@@ -44,18 +48,21 @@ class Shards:
 
 
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Is it one of FSDP2's? Their module takes half a second to import, and where nobody has, no tensor is."""
+    """Return whether FSDP2 manages this tensor.
+
+    Importing DTensor takes half a second; until somebody else has imported it, no tensor can be one.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds: all of it, but for FSDP2's DTensors."""
+    """Return the piece of a DTensor that this process holds; return any other tensor unchanged."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def distribute_like(parameter: Tensor, piece: Tensor) -> Tensor:
-    """A local piece of a layer as a tensor distributed as its parameter is. A value for the whole layer stays as it is."""
+    """Wrap a local piece as a DTensor placed like its parameter. Scalars, which belong to the whole layer, stay unchanged."""
     if not is_dtensor(parameter) or piece.ndim == 0:
         return piece
     from torch.distributed.tensor import DTensor
@@ -71,7 +78,7 @@ def distribute_like(parameter: Tensor, piece: Tensor) -> Tensor:
 
 
 def local_piece(parameter: Tensor, whole: Tensor) -> Tensor:
-    """This process's piece of a tensor of the parameter's shape, given whole or distributed in whatever way."""
+    """Return this process's piece of a tensor shaped like the parameter; `whole` may be a plain tensor or any DTensor."""
     if is_dtensor(whole):
         whole = whole.full_tensor()
     if not is_dtensor(parameter) or whole.ndim == 0:
@@ -83,12 +90,12 @@ def local_piece(parameter: Tensor, whole: Tensor) -> Tensor:
 
 
 def with_layout_of(parameter: Tensor, piece: Tensor) -> Tensor:
-    """The same numbers in the parameter's memory format, as fused optimizers and kernels want them."""
+    """Copy into the parameter's memory format, which fused optimizers and kernels require."""
     return torch.empty_like(to_local(parameter), dtype=piece.dtype, device=piece.device).copy_(piece)
 
 
 def find_shards(parameters: dict[str, nn.Parameter]) -> Shards | None:
-    """How the parameters are spread over processes; None where this process holds all of each."""
+    """Return how the parameters are split over processes; None if this process holds all of them whole."""
     group, pieces = None, []
     for name, p in parameters.items():
         sharded = [i for i, s in enumerate(p.placements) if not s.is_replicate()] if is_dtensor(p) else []
@@ -97,16 +104,16 @@ def find_shards(parameters: dict[str, nn.Parameter]) -> Shards | None:
             continue
         assert is_dtensor(p)
         if len(sharded) > 1 or not p.placements[sharded[0]].is_shard(0):
-            raise ValueError(f"{name} is distributed as {p.placements}; expected whole or split once along dimension 0")
+            raise ValueError(f"{name} is distributed as {p.placements}; expected it whole or split once, along dimension 0")
         mine = p.device_mesh.get_group(sharded[0])
         if group not in (None, mine):
-            raise ValueError(f"{name} is split over other processes than the layers before it; expected one group for all")
+            raise ValueError(f"{name} is split over another process group than the layers before it; expected one for all")
         group = mine
     return Shards(group, tuple(pieces)) if group is not None else None
 
 
-def norm(norms: Tensor, p: float, shards: Shards | None) -> Tensor:
-    """The p-norm of tensors whose own p-norms these are; of the whole tensors, where each is a piece."""
+def combine_norms(norms: Tensor, p: float, shards: Shards | None) -> Tensor:
+    """Return the p-norm of all tensors together, given the p-norm of each (of each local piece, if they are sharded)."""
     if shards is None:
         return torch.linalg.vector_norm(norms, p)
     if math.isinf(p):

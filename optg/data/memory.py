@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optg.core.passes import find_kernels
 from optg.data.augment import crop_and_flip, normalise
 from optg.data.base import Batch, Data, Request, generator, shuffled
 
@@ -38,7 +37,7 @@ class InMemory(Data):
         self.test_images, self.test_labels = test_images.to(device), test_labels.to(device)
         self.mean, self.std = (torch.tensor(values, device=device)[:, None, None] for values in (tensors.mean, tensors.std))
         self.pad = tensors.pad if request.augment else 0
-        self.kernels = find_kernels([self.images]) if len(tensors.mean) == channels else None
+        self.kernels = None
 
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order, top, left, flip = self.draw(epoch)

@@ -1,6 +1,6 @@
-"""The methods, by the name a user gives. This dict is the only registry: adding a method is one file and one line here."""
+"""The methods by name. METHODS is the only registry: to add a method, write one file and add one line here."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from optg.methods.acdc import ACDC
@@ -19,10 +19,11 @@ from optg.methods.rigl import RigL
 from optg.methods.set import SET
 from optg.methods.snip import SNIP
 from optg.methods.st3 import ST3, ST3Sigma
-from optg.methods.str import STR
+from optg.methods.str_ import STR
 from optg.methods.supermask import Supermask
 from optg.methods.synflow import SynFlow
 from optg.methods.taylor import Taylor
+from optg.naming import nearest
 
 METHODS: dict[str, type[Method]] = {
     "dense": Dense,
@@ -59,12 +60,30 @@ __all__ = [
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """The options of a method with their defaults; none of one that is no more."""
+    """Return the options of a method with their defaults; empty for a name that no longer exists."""
     return {field.name: field.default for field in fields(METHODS[name])} if name in METHODS else {}
 
 
+def current_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options that may come from an earlier version under the names they have now."""
+    renamed = METHODS[name].renamed if name in METHODS else {}
+    return {renamed.get(key, key): value for key, value in options.items()}
+
+
+def resolve(method: str | Method) -> tuple[str, Method]:
+    """Return a method's registered name and a new instance of it."""
+    if isinstance(method, Method):
+        names = [name for name, known in METHODS.items() if known is type(method)]
+        return (names[0] if names else type(method).__name__), replace(method)
+    if not isinstance(method, str):
+        raise TypeError(f"method is {method!r}; expected the name or an instance of a method, such as 'optg' or OptG()")
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; {nearest(method, METHODS)}")
+    return method, METHODS[method]()
+
+
 def describe() -> list[dict[str, str]]:
-    """What there is to know of each method, for tables: the README's is made from it."""
+    """Return the facts about each method, for tables; docs/methods.md is made from them."""
     rows = []
     for name, method in METHODS.items():
         back = "its value" if method.keeps_pruned else "0"
@@ -82,7 +101,7 @@ def describe() -> list[dict[str, str]]:
 
 
 def markdown(*columns: str) -> str:
-    """The table of `describe`, or some columns of it."""
+    """Return the table of `describe`, or some of its columns, as Markdown."""
     columns = columns or tuple(describe()[0])
     rows = [[f"`{row[c]}`" if c == "name" else row[c] for c in columns] for row in describe()]
     return "\n".join("| " + " | ".join(line) + " |" for line in [columns, ["---"] * len(columns), *rows]) + "\n"

@@ -1,7 +1,7 @@
 """AC/DC: Alternating Compressed/DeCompressed Training of Deep Neural Networks. Peste et al., 2021 (arXiv:2106.12379).
 
-After a dense start, sparse and dense phases take turns: each sparse one begins with a cut to the target by magnitude, each
-dense one sets all weights free again, removed ones at 0. The last phase is sparse.
+After a dense start, sparse and dense phases alternate. Each sparse phase begins with a cut to the target by magnitude; each
+dense phase revives all weights, removed ones at 0. The last phase is sparse.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from optg.methods.base import Method
 class ACDC(Method):
     paper: ClassVar[str] = "Peste et al. 2021"
 
-    start: float = 0.1  # of training, dense
-    phase: float = 0.05  # of training, each
-    final: float = 0.15  # of training, sparse
+    start: float = 0.1  # length of the dense start, as a share of training
+    phase: float = 0.05  # length of each phase, as a share of training
+    final: float = 0.15  # length of the last, sparse phase, as a share of training
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (0 <= self.start <= 1 and 0 < self.phase <= 1 and 0 <= self.final <= 1):
-            given = f"start is {self.start}, phase {self.phase} and final {self.final}"
-            raise ValueError(f"{given}; expected shares of training, from 0 to 1, and a phase above 0")
+            given = f"start is {self.start}, phase is {self.phase}, final is {self.final}"
+            raise ValueError(f"{given}; expected shares of training from 0 to 1, and a phase above 0")
 
     def sparse(self, clock: Clock) -> bool:
-        """Is the next step one of a sparse phase? A dense one comes before the last, if need be a longer one."""
+        """Return whether the next step is in a sparse phase. The phase before the last is dense, and longer if need be."""
         last = round((1 - self.final) * clock.total)
         if clock.step >= last:
             return True
@@ -41,10 +41,10 @@ class ACDC(Method):
             self.cut(weights, weights.target)
 
     def due(self, clock: Clock) -> bool:
-        return self.sparse(clock) != self.sparse(Clock(clock.epochs, clock.steps_per_epoch, clock.step - 1))
+        return self.sparse(clock) != self.sparse(clock.at(clock.step - 1))
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
-        if self.due(clock) and self.sparse(clock):
+        if self.sparse(clock):
             self.cut(weights, weights.target)
-        elif self.due(clock):
-            weights.open()
+        else:
+            weights.keep_all()

@@ -1,4 +1,4 @@
-"""No pruning: ordinary training, for comparison beside the others."""
+"""No pruning: ordinary training, to compare the others with."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,4 +17,4 @@ class Dense(Method):
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if weights.target:
-            raise ValueError(f"dense training removes nothing, but sparsity is {weights.target}; expected 0")
+            raise ValueError(f"dense training removes nothing; sparsity is {weights.target}, expected 0")

@@ -1,6 +1,7 @@
 """Discovering Neural Wirings (DNW). Wortsman et al., 2019 (arXiv:1906.00586).
 
-DPF at every step, at the target from the first: each layer keeps its largest weights, and all receive the gradient.
+DPF with a cut at every step and the target sparsity from the start: each layer keeps its largest weights, and all weights
+receive the gradient.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Dynamic Model Pruning with Feedback (DPF). Lin et al., 2020 (arXiv:2006.07253).
 
-Cut by magnitude every few steps, and give every latent weight, removed ones too, the gradient of the pruned model: what was
-removed in error grows back.
+Cut by magnitude every few steps, and give every latent weight, dormant ones too, the gradient of the pruned model: weights
+that were removed in error grow back.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Feather: An Elegant Solution to Effective DNN Sparsification. Glentis Georgoulakis et al., 2023 (arXiv:2310.02448).
 
-Forward sees sign(w) · (|w|ᵖ − tᵖ)^(1/p) above a global magnitude threshold t: with p = 3 nearly w itself, and still no jump
-at t. Every latent weight receives the gradient of the pruned model; removed ones a share θ of it.
+Forward sees sign(w) · (|w|ᵖ − tᵖ)^(1/p) above a global magnitude threshold t: with p = 3 this is close to w itself, yet
+continuous at t. Every latent weight receives the gradient of the pruned model, dormant ones a share θ of it.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from optg.core.clock import Clock
+from optg.core.passes.reference import SoftThreshold
 from optg.core.probe import Probe
-from optg.core.weights import Soft, SparseWeights
+from optg.core.weights import SparseWeights
 from optg.methods.base import Gradual
 
 
@@ -24,7 +25,7 @@ class Feather(Gradual):
     end: float = 0.5
     every: int | None = 16
     power: float = 3.0  # p: 1 is the soft threshold, ∞ the hard one
-    theta: float | None = None  # the removed weights' share of the gradient; None: 0.5 above 95 % sparsity, else 1
+    theta: float | None = None  # share of the gradient that dormant weights receive; None: 0.5 above 95 % sparsity, else 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,14 +49,14 @@ class Feather(Gradual):
         thresholds = weights.cut(self.ranked(weights), sparsity, self.budget)
         self.thresholds.copy_(thresholds.clamp(min=0.0))
 
-    def soft(self) -> Soft | None:
-        return Soft(self.thresholds, self.power)
+    def soft_threshold(self) -> SoftThreshold | None:
+        return SoftThreshold(self.thresholds, self.power)
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         return power_threshold(latent, self.layers("thresholds")[layer], self.power)
 
 
 def power_threshold(latent: Tensor, t: Tensor, p: float) -> Tensor:
-    """sign(w) · (|w|ᵖ − tᵖ)^(1/p) where |w| > t, else 0. At t = 0 the weight itself, to the bit."""
-    root = (1 - (t / latent.abs()).clamp(max=1.0) ** p) ** (1 / p)  # |w| · (1 − (t/|w|)ᵖ)^(1/p): small numbers stay exact
+    """Return sign(w) · (|w|ᵖ − tᵖ)^(1/p) if |w| > t, else 0. At t = 0 return w itself, to the bit."""
+    root = (1 - (t / latent.abs()).clamp(max=1.0) ** p) ** (1 / p)  # |w| · (1 − (t/|w|)ᵖ)^(1/p): exact for small numbers too
     return (latent * root).where(t > 0, latent).to(latent.dtype)

@@ -1,7 +1,7 @@
 """To prune, or not to prune: exploring the efficacy of pruning for model compression. Zhu & Gupta, 2017 (arXiv:1710.01878).
 
-Remove the weights of least magnitude, a few more every so many steps:
-s(t) = P · (1 − (1 − (t − t₀) / (t₁ − t₀))³). What is removed stays removed.
+Remove the weights of least magnitude, a few more at each cut: s(t) = P · (1 − (1 − (t − t₀) / (t₁ − t₀))³).
+Removed weights stay removed.
 """
 
 from dataclasses import dataclass

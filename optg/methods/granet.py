@@ -1,7 +1,7 @@
 """Sparse Training via Boosting Pruning Plasticity with Neuroregeneration (GraNet). Liu et al., 2021 (arXiv:2106.10404).
 
-RigL on a shrinking budget: from a random mask at half density the sparsity rises on the cubic schedule, the least magnitudes
-of all layers go, and then each layer exchanges weights by the dense gradient. Exchanges go on until training ends, as in the
+RigL on a shrinking budget. From a random mask at half density the sparsity rises on the cubic schedule: the smallest weights
+of all layers go, then each layer exchanges weights by the dense gradient. Exchanges go on until training ends, as in the
 authors' code.
 """
 
@@ -24,7 +24,7 @@ class GraNet(RigL):
     every: int | None = 1000
     budget: str = "global"
     fraction: float = 0.5
-    until: float = 1.0  # of training: where exchanges end; the budget arrives at the target at `end`
+    until: float = 1.0  # where exchanges end, as a share of training; the sparsity reaches the target at `end`
 
     def __post_init__(self) -> None:
         super().__post_init__()

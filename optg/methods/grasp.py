@@ -1,8 +1,8 @@
 """Picking Winning Tickets Before Training by Preserving Gradient Flow (GraSP). Wang et al., 2020 (arXiv:2002.07376).
 
-Before training, remove the weights whose removal reduces the gradient flow ‖g‖² least: those with the largest −(H·g)·w,
-H being the Hessian. The loss is taken at outputs divided by a temperature. The batches should hold some images of each class
-(the paper: ten): an output whose class they do not show keeps no weight.
+Before training, remove the weights whose removal reduces the gradient flow ‖g‖² least: those with the largest −(H·g)·w, where
+H is the Hessian. The loss is computed from outputs divided by a temperature. The batches should hold some images of each
+class (the paper: ten), because the output of a class that never appears keeps no weight.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,8 @@ from optg.methods.snip import SNIP
 @dataclass
 class GraSP(SNIP):
     paper: ClassVar[str] = "Wang et al. 2020"
-    shardable: ClassVar[bool] = False  # a second backward does not pass through FSDP2
 
-    temperature: float = 200.0  # that the outputs are divided by
+    temperature: float = 200.0  # the outputs are divided by it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,4 +28,4 @@ class GraSP(SNIP):
 
     def saliency(self, weights: SparseWeights, probe: Probe) -> list[Tensor]:
         products = probe.hessian_gradients(weights, self.batches, self.temperature)
-        return [h * w for h, w in zip(products, weights.values)]  # the largest of its negative go: the smallest of this
+        return [h * w for h, w in zip(products, weights.values)]  # the largest −(H·g)·w go: the smallest of this

@@ -1,8 +1,8 @@
 """Global Sparse Momentum SGD for Pruning Very Deep Neural Networks (GSM). Ding et al., 2019 (arXiv:1909.12778).
 
 The model stays dense, but at each step only the (1 − P)·N weights with the largest |dL/dw · w| of all layers receive their
-gradient; decay shrinks the others until they can go, at the end of training, without a loss. It lives of weight decay and
-high momentum (the paper: 0.98 to 0.999).
+gradient. Weight decay shrinks the others until they can be removed at the end of training at no cost. It needs weight decay
+and high momentum (the paper: 0.98 to 0.999).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from optg.core.clock import Clock
-from optg.core.ranking import zeros_at
 from optg.core.weights import SparseWeights
 from optg.methods.base import Method
 
@@ -31,8 +30,8 @@ class GSM(Method):
             torch._foreach_abs_(products)
             known = dict(zip(grads, products))
         saliency = {i: known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)}
-        active = weights.keep_top(saliency, zeros_at(weights.target, weights.size))
-        weights.fade(list(grads.values()), [active[layer] for layer in grads])
+        active = weights.keep_top(saliency, weights.zeros(weights.target))
+        weights.mask_gradients(active)
 
     def capturable(self, clock: Clock) -> bool:
         return False
@@ -41,5 +40,4 @@ class GSM(Method):
         return clock.finished
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
-        if self.due(clock):
-            self.cut(weights, weights.target)
+        self.cut(weights, weights.target)

@@ -1,9 +1,9 @@
 """OptG: Optimizing Gradient-driven Criteria in Network Sparsity. Zhang et al., 2022 (arXiv:2201.12826).
 
 Weights and mask scores are trained together. Each step adds the gradient criterion of the sparse model to the scores, for
-kept and removed weights alike; each epoch keeps the top scores of all layers together, while the sparsity rises slowly:
+kept and removed weights alike. Each epoch keeps the top scores of all layers together, while the sparsity rises slowly:
 
-    Eq. 10   score ← score − η_m · dL/d(w⊙m) · w      (with momentum; w is the latent weight, where the mask is 0 too)
+    Eq. 10   score ← score − η_m · dL/d(w⊙m) · w      (with momentum; w is the latent weight, also where the mask is 0)
     Eq. 15   P_k = P / (1 + exp(−α(k − τ/2)))
     Eq. 16   η_m,k = η_w,k / (1 + exp(−α(k − τ/2)))
 
@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from optg.core.clock import Clock
@@ -22,19 +21,22 @@ from optg.core.probe import Probe
 from optg.core.schedules import default_alpha, logistic
 from optg.core.weights import SparseWeights
 from optg.methods.base import Gradual, refuse_unknown
+from optg.methods.scores import ScoreSGD
 
 
 @dataclass
 class OptG(Gradual):
     paper: ClassVar[str] = "Zhang et al. 2022"
     keeps_pruned: ClassVar[bool] = True
-    descends: ClassVar[bool] = True
+    needs_minimization: ClassVar[bool] = True
 
     schedule: str = "sigmoid"
     end: float = 1.0
-    score_lr: Literal["sparsity", "weight"] | float = "sparsity"  # Eq. 16; or that of the weights; or a constant
+    score_lr: Literal["sparsity", "weight"] | float = (
+        "sparsity"  # learning rate of the scores: Eq. 16, that of the weights, or a number
+    )
     momentum: float = 0.9  # of the scores
-    dormant_decay: bool = True  # do momentum and decay go on moving removed weights?
+    dormant_decay: bool = True  # momentum and weight decay go on moving dormant weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,12 +57,12 @@ class OptG(Gradual):
         if clock.epochs < 2 and self.every is None and weights.target:
             raise ValueError("OptG cuts its first mask at the start of the second epoch; epochs is 1, expected at least 2")
         self.warn_of_a_jump(weights, clock)
-        self.state = {"scores": weights.zeros_like(), "momenta": weights.zeros_like()}
-        self.rate = self.layers("scores")[0].new_zeros(())  # Eq. 16 over η_w
-        self.inertia = self.rate + self.momentum  # on the device
+        self.sgd = ScoreSGD(weights.zeros_like(), self.momentum)
+        self.state = {"scores": self.sgd.scores, "momenta": self.sgd.momenta}
+        self.factor = self.sgd.scores[0].new_zeros(())  # Eq. 16: η_m / η_w
 
     def set_time(self, clock: Clock) -> None:
-        self.rate.fill_(self.rate_at(clock))
+        self.factor.fill_(self.rate_at(clock))
 
     def rate_at(self, clock: Clock) -> float:
         alpha = self.alpha or default_alpha(clock.epochs)
@@ -70,37 +72,10 @@ class OptG(Gradual):
         return {"score_lr": self.rate_at(clock) * (self.score_lr if isinstance(self.score_lr, float) else lr)}
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
-        return self.layers("scores")
+        return self.sgd.scores
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         if isinstance(self.score_lr, float):
-            lr = [η.ne(0) * self.score_lr for η in lr]  # η is 0 in a step that is skipped
-        rates = {η: η * self.rate.to(η.device) for η in set(lr)}
-        layers, skipped = weights.grads, weights.skipped
-        if not layers:
-            return
-        lists = weights.masks, weights.values, self.layers("momenta"), self.layers("scores")
-        masks, values, momenta, scores = ([tensors[i] for i in layers] for tensors in lists)
-        grads, rate = list(layers.values()), [rates[lr[i]] for i in layers]
-        one_type = grads[0].dtype == values[0].dtype
-        if one_type and (table := weights.table(grads, masks, values, momenta, scores)) is not None:  # all of it in one pass
-            inertia = self.inertia if skipped is None else torch.where(skipped, 1.0, self.inertia)
-            weights.kernels.accumulate(table, values[0].dtype, torch.stack(rate), inertia)
-        else:
-            momentum = self.momentum if skipped is None else torch.where(skipped, 1.0, self.momentum)
-            accumulate(momentum, grads, values, momenta, scores, rate)
-            super().after_backward(weights, clock, lr)
-
-
-def accumulate(
-    momentum: float | Tensor,
-    grads: list[Tensor],
-    values: list[Tensor],
-    momenta: list[Tensor],
-    scores: list[Tensor],
-    rates: list[Tensor],
-) -> None:
-    """Eq. 10 with momentum, on all layers at once: m ← μ m + g·w, score ← score − η m."""
-    torch._foreach_mul_(momenta, momentum)
-    torch._foreach_addcmul_(momenta, grads, values)
-    torch._foreach_addcmul_(scores, momenta, rates, value=-1.0)
+            lr = [η.ne(0) * self.score_lr for η in lr]
+        rates = {η: η * self.factor.to(η.device) for η in set(lr)}
+        self.sgd.add_criterion(weights, [rates[η] for η in lr])

@@ -1,7 +1,7 @@
 """Scalable training of artificial neural networks with adaptive sparse connectivity inspired by network science (SET).
 Mocanu et al., 2018 (arXiv:1707.04780).
 
-RigL's exchange with growth at random: no gradient is looked at.
+RigL with random growth: no gradient is used.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """SNIP: Single-shot Network Pruning based on Connection Sensitivity. Lee et al., 2019 (arXiv:1810.02340).
 
 Before training, keep the weights whose removal would change the loss most, to first order: score = |dL/dw · w|. All layers
-are ranked together, so whole layers may go; a warning names them.
+are ranked together, so a layer may lose every weight; a warning names it.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class SNIP(Method):
     when: ClassVar[str] = "before"
     revives: ClassVar[bool] = False
 
-    batches: int = 1  # to take the gradient of
-    budget: str = "global"  # what each layer keeps: global (by score), uniform, erk, magnitude
+    batches: int = 1  # number of batches whose gradient is used
+    budget: str = "global"  # weights each layer keeps: global (by score), uniform, erk, magnitude (GS: by global magnitude)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,9 +1,9 @@
 """Are Straight-Through gradients and Soft-Thresholding all you need for Sparse Training? (ST-3). Vanderschueren & De
 Vleeschouwer, 2023 (arXiv:2212.01076).
 
-Feather's scheme with the soft threshold sign(w) · (|w| − t), made up for by a factor for each filter: what its weights sum up
-to before and after the cut. Thresholds move at every step. ST-3σ ranks |w| · √(sum of the layer's dimensions), which evens
-out the layers' scales and needs fewer FLOPs.
+Feather's scheme with the soft threshold sign(w) · (|w| − t) and a factor per filter that makes up for the magnitude that the
+mask removes. Thresholds move at every step. ST-3σ ranks |w| · √(sum of the layer's dimensions), which evens out the scales
+of layers and needs fewer FLOPs.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from optg.core.clock import Clock
+from optg.core.passes.reference import SoftThreshold
 from optg.core.probe import Probe
-from optg.core.weights import Soft, SparseWeights
+from optg.core.weights import SparseWeights
 from optg.methods.feather import Feather, power_threshold
 
 
@@ -26,14 +27,14 @@ class ST3(Feather):
     every: int | None = 1
     power: float = 1.0
     theta: float | None = 1.0
-    rescale: bool = True  # by filter
+    rescale: bool = True  # multiply each filter by a factor that makes up for its removed weights
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.divisors = weights.values[0].new_tensor(self.scales(weights), dtype=weights.state_dtype)
         super().prepare(weights, clock, probe)
 
     def scales(self, weights: SparseWeights) -> list[float]:
-        """What magnitudes are multiplied by before they are ranked."""
+        """Return the factor of each layer's magnitudes before they are ranked."""
         return [1.0 for _ in weights.shapes]
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
@@ -43,8 +44,8 @@ class ST3(Feather):
         super().cut(weights, sparsity)
         self.thresholds.div_(self.divisors)
 
-    def soft(self) -> Soft | None:
-        return Soft(self.thresholds, self.power, self.rescale)
+    def soft_threshold(self) -> SoftThreshold | None:
+        return SoftThreshold(self.thresholds, self.power, self.rescale)
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         t = self.layers("thresholds")[layer]

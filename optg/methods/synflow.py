@@ -1,9 +1,9 @@
 """Pruning neural networks without any data by iteratively conserving synaptic flow (SynFlow). Tanaka et al., 2020
 (arXiv:2006.05467).
 
-Before training and without data, in many rounds: score = (dR/d|w|)·|w|, R being the sum of outputs for an input of ones with
-every weight's absolute value; round r of n keeps the share (1 − P)^(r/n). The scores of each layer have the same sum, so no
-layer is removed whole.
+Before training and without data, in many rounds: score = (dR/d|w|)·|w|, where R is the sum of the outputs for an input of
+ones with every weight's absolute value. Round r of n keeps the share (1 − P)^(r/n). The scores of every layer have the same
+sum, so no layer loses all its weights.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class SynFlow(Method):
             for r in range(1, self.rounds + 1):
                 sparsity = weights.target if r == self.rounds else 1 - (1 - weights.target) ** (r / self.rounds)
                 flow = probe.synaptic_flow(weights, inputs)
-                weights.cut([f.where(m, -1.0) for f, m in zip(flow, weights.masks)], sparsity)  # what is cut off flows 0 too
+                weights.cut([f.where(m, -1.0) for f, m in zip(flow, weights.masks)], sparsity)  # kept ones may be 0
                 weights.show_effective()
         finally:
             for value, old in zip(weights.values, before):

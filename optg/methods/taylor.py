@@ -1,7 +1,7 @@
 """Importance Estimation for Neural Network Pruning (Taylor-FO). Molchanov et al., 2019 (arXiv:1906.10771).
 
 Remove the weights whose removal changes the loss least, to first order: score = Σ (dL/dw · w)² over the steps since the last
-cut. What is removed stays removed.
+cut. Removed weights stay removed.
 """
 
 from dataclasses import dataclass
@@ -25,23 +25,23 @@ class Taylor(Gradual):
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.state = {"scores": weights.zeros_like()}
-        self.spent = False  # have the scores made a cut?
+        self.used = False  # whether a cut has used the scores, so that a new sum must begin
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
         return self.layers("scores")
 
     def capturable(self, clock: Clock) -> bool:
-        return not self.spent and not self.due(clock)
+        return not self.used and not self.due(clock)
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         super().after_update(weights, clock)
-        self.spent = self.spent or self.due(clock)
+        self.used = True
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         scores, values = self.layers("scores"), weights.values
-        if self.spent or self.due(clock):  # a new sum begins after a cut, also one before a state that was loaded
+        if self.used or self.due(clock):  # the latter holds right after a state was loaded that was saved at a cut
             torch._foreach_zero_(scores)
-            self.spent = False
+            self.used = False
         for layer, grad in weights.grads.items():
             scores[layer].add_((grad * values[layer]).square_())
         super().after_backward(weights, clock, lr)

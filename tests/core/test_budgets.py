@@ -58,7 +58,7 @@ def test_magnitude_gives_each_layer_what_a_global_magnitude_cut_leaves_it(scales
     for value, scale in zip(weights.values, scales):
         value.mul_(10 * scale).copy_(value.mul(10**digits).round() / 10**digits)
     expected = magnitude_zeros(weights.values, math.ceil(sparsity * 1928))
-    assert weights.budget("magnitude", sparsity).tolist() == expected and sum(expected) == math.ceil(sparsity * 1928)
+    assert weights.zeros(sparsity, "magnitude").tolist() == expected and sum(expected) == math.ceil(sparsity * 1928)
 
 
 def test_magnitude_on_literal_numbers():
@@ -66,7 +66,7 @@ def test_magnitude_on_literal_numbers():
     model[0].weight.data = torch.tensor([[-5.0, 0.1, 3.0]])
     model[1].weight.data = torch.tensor([[0.2], [-0.3], [4.0]])
     weights = SparseWeights(find_prunable(model, None, ()), torch.optim.SGD(model.parameters(), lr=0.1), 0.5)
-    assert weights.budget("magnitude", 0.5).tolist() == [1, 2]
+    assert weights.zeros(0.5, "magnitude").tolist() == [1, 2]
     # other scores decide which: the first of three, and the last two
     weights.cut([torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[9.0], [8.0], [7.0]])], 0.5, "magnitude")
     assert [m.int().tolist() for m in weights.masks] == [[[0, 1, 1]], [[1], [0], [0]]]

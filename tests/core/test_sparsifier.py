@@ -100,7 +100,7 @@ def test_an_optimizer_that_evaluates_the_closure_elsewhere_is_refused():
     optimizer, _ = attach(model, Sharp(model.parameters(), lr=0.1))
     batch = batches(1)[0]
     entropy(model, batch).backward()
-    with pytest.raises(RuntimeError, match="Sharp evaluates the model at weights of its own inside a step"):
+    with pytest.raises(RuntimeError, match="Sharp evaluates the model again after moving its weights"):
         optimizer.step(lambda: entropy(model, batch))
 
 
@@ -428,7 +428,7 @@ def test_finish_says_where_a_learned_sparsity_has_led():
     optimizer, sparsifier = attach(model, method=STR())
     for batch in batches(EPOCHS * STEPS):
         step(model, optimizer, batch)
-    with pytest.warns(UserWarning, match=r"ended at sparsity 0\.0000, not 0\.9: str learns it, .*decay=None"):
+    with pytest.warns(UserWarning, match=r"ended at sparsity 0\.0000, not 0\.9: str learns its sparsity, .*decay=None"):
         sparsifier.finish()
 
 
@@ -461,15 +461,15 @@ def unchanged(model, before):
         ({"sparsity": 95}, ValueError, "sparsity is 95"),
         ({"sparsity": float("nan")}, ValueError, "sparsity is nan"),
         ({"sparsity": "0.9"}, ValueError, "sparsity is '0.9'; expected the share of weights"),
-        ({"exclude": None}, TypeError, "None is no pattern; expected a module class or the name of a layer"),
-        ({"include": [nn.ReLU()]}, TypeError, "ReLU() is no pattern"),
+        ({"exclude": None}, TypeError, "None is not a pattern; expected a module class or the name of a layer"),
+        ({"include": [nn.ReLU()]}, TypeError, "ReLU() is not a pattern"),
         ({"method": "optgg"}, ValueError, "unknown method 'optgg'; did you mean 'optg'? Known: dense, snip, grasp,"),
-        ({"method": "dense"}, ValueError, "dense training removes nothing, but sparsity is 0.9; expected 0"),
+        ({"method": "dense"}, ValueError, "dense training removes nothing; sparsity is 0.9, expected 0"),
         ({"include": "features.*"}, ValueError, "the pattern 'features.*' matches no prunable weight"),
         ({"exclude": "0.bias"}, ValueError, "biases, norms and frozen parameters are never pruned"),
         ({"exclude": "*"}, ValueError, "the model has no prunable weight"),
-        ({"method": None}, TypeError, "method is None; expected a name or an instance of a method"),
-        ({"method": OptG}, TypeError, "expected a name or an instance of a method"),
+        ({"method": None}, TypeError, "method is None; expected the name or an instance of a method"),
+        ({"method": OptG}, TypeError, "expected the name or an instance of a method"),
     ],
 )
 def test_bad_arguments_are_refused_and_change_nothing(options, error, message):
@@ -507,7 +507,7 @@ def test_lbfgs_and_sparse_adam_are_refused_with_the_reason():
     model = convnet()
     with pytest.raises(TypeError, match="LBFGS cannot train a sparse model: it evaluates the model many times inside one step"):
         attach(model, torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(TypeError, match="SparseAdam cannot train a sparse model: it takes sparse gradients only"):
+    with pytest.raises(TypeError, match="SparseAdam cannot train a sparse model: it accepts sparse gradients only"):
         attach(model, torch.optim.SparseAdam(model.parameters()))
 
 

@@ -105,7 +105,7 @@ def test_equations_10_and_16_on_literal_numbers():
     assert scores.tolist()[0] == pytest.approx(expected)
     # Now epoch 2 begins: P_2 = 0.5 / (1 + exp(0)) = 1/4, one of four goes: the last, whose score is least.
     assert sparsifier.masks["weight"].tolist() == [[True, True, True, False]]
-    assert float(sparsifier.method.rate) == pytest.approx(0.5)
+    assert float(sparsifier.method.factor) == pytest.approx(0.5)
 
 
 def test_equation_5_takes_layers_together():
@@ -145,7 +145,7 @@ def test_a_score_moves_by_the_loss_change_of_removing_or_adding_its_weight(kept)
 
     removal = loss_with(0.0) - loss_with(latent)  # ΔL; adding back, Δ⁺L, is its negative
     nn.functional.cross_entropy(model(x), y).backward()
-    rate = 0.1 * float(sparsifier.method.rate)
+    rate = 0.1 * float(sparsifier.method.factor)
     optimizer.step()
     moved = sparsifier.method.state["scores"][layer][0, 0].item()
     assert moved == pytest.approx(rate * removal, rel=1e-2) and moved != 0
@@ -226,10 +226,10 @@ def test_a_sigmoid_too_flat_to_arrive_is_warned_of():
         warnings.simplefilter("error")
         attach(None), attach(0.3)
         # k is 80 at the start of the last epoch: 0.99 / (1 + e^-4) is 97.22 %, and 64 % of the other 2.78 % are to go
-        with pytest.raises(UserWarning, match=r"alpha=0.1 .* at 97.22% when .* remove 64% of what is left"):
+        with pytest.raises(UserWarning, match=r"alpha=0.1 .* only 97.22% before .* removes 64% of the kept weights"):
             attach(0.1)
         # k is 41: 0.99 / (1 + e^-0.5)
-        with pytest.raises(UserWarning, match=r"alpha=None and end=0.5 .* at 61.62% .* remove 97% of what is left"):
+        with pytest.raises(UserWarning, match=r"alpha=None and end=0.5 .* only 61.62% before .* removes 97% of the kept weights"):
             attach(None, end=0.5)
 
 

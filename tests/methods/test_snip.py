@@ -137,7 +137,7 @@ def test_without_data_the_error_says_what_to_give_and_nothing_has_changed(method
 def test_no_batch_is_an_error(batches):
     model = two_layers()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="`batches` has no batch; expected at least one"):
+    with pytest.raises(ValueError, match="`batches` is empty; expected at least one batch"):
         attach(model, loss=loss, batches=batches)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values()))
 

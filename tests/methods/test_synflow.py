@@ -10,6 +10,7 @@ from torch import nn
 import optg
 from optg.core.probe import Probe
 from optg.core.prunable import find_prunable
+from optg.core.masks import Masks
 from optg.core.ranking import zeros_at
 from optg.core.weights import SparseWeights
 from optg.methods import SNIP, SynFlow
@@ -302,13 +303,13 @@ def cut_off() -> tuple[nn.Sequential, tuple]:
 
 
 def test_removed_weights_do_not_come_back_in_later_rounds(monkeypatch):
-    revived, replace = [], SparseWeights.replace_masks
+    revived, record = [], Masks.record
 
-    def watch(self, masks):
-        replace(self, masks)
+    def watch(self, counts):
+        record(self, counts)
         revived.append(int(self.counts[:, 2].sum()))
 
-    monkeypatch.setattr(SparseWeights, "replace_masks", watch)
+    monkeypatch.setattr(Masks, "record", watch)
     model, batch = cut_off()
     attach(model, SynFlow(), 0.6, batch)
     assert len(revived) == 100 and sum(revived) == 0

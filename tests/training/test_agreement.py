@@ -44,14 +44,14 @@ def disturbed(rank: int, folder: str) -> None:
         parallel = Parallel(mode, rank, 2)
         setup = set_up(Plan(recipe), parallel)
         weights = setup.sparsifier.weights
-        cut = weights.replace_masks
+        record = weights.mask_set.record
 
-        def spoilt(masks, cut=cut, weights=weights):
-            cut(masks)
+        def spoilt(counts, record=record, weights=weights):
+            record(counts)
             if rank == 1:
                 weights.masks[1].view(-1)[7].logical_not_()
 
-        weights.replace_masks = spoilt
+        weights.mask_set.record = spoilt
         with pytest.raises(Disagreement, match=f"step 10: {message}"), Report("", Console(), silent=True) as report:
             train(setup, RunFolder(Path(folder, mode)), parallel, report, Saving())
     check_votes(rank)

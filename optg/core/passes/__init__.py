@@ -1,18 +1,26 @@
-"""Passes that torch's own operations would make many of, fused for a GPU."""
+"""Passes: sweeps over the weights of all layers. Every backend is a module that defines the same functions.
+
+A step makes `restore`, `mask`, `settle`, `soften`, `accumulate`, `sum_signed`; a change of the mask makes `select`,
+`write_masks`, `new_masks`, `keep_above`. `reference` does them with torch operations on any device, `fused` with one Triton
+kernel each.
+"""
 
 from collections.abc import Iterable
+from importlib import import_module
 from types import ModuleType
 
 from torch import Tensor
 
+from optg.core.passes import reference
 
-def find_kernels(tensors: Iterable[Tensor]) -> ModuleType | None:
-    """The Triton kernels, where the tensors are on one GPU and there is Triton; else torch's own operations do the work."""
+BACKENDS = {"cuda": "optg.core.passes.fused"}  # by device type; all other devices use the reference
+
+
+def choose(tensors: Iterable[Tensor]) -> ModuleType:
+    """Return the backend for the device that holds all tensors; the reference if they are on several devices."""
     devices = {t.device for t in tensors}
-    if len(devices) != 1 or devices.pop().type != "cuda":
-        return None
+    name = BACKENDS.get(devices.pop().type) if len(devices) == 1 else None
     try:
-        from optg.core.passes import fused
-    except ImportError:
-        return None
-    return fused
+        return import_module(name) if name else reference
+    except ImportError:  # Triton is not installed
+        return reference

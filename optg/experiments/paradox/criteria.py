@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optg.core.masks import keep_top
 from optg.core.prunable import find_prunable
-from optg.core.ranking import keep_top
 from optg.core.schedules import default_alpha, logistic
 from optg.experiments.paradox.measure import Masks, Subject, in_training
 

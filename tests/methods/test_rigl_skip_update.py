@@ -13,12 +13,12 @@ OPTIMIZERS = {
 TOTAL, EXCHANGES = 20, (4, 8, 12)  # every 4 steps until 0.75 of training, in the step after so many
 
 
-def run(optimizer: str, hold: bool):
+def run(optimizer: str, skip: bool):
     """Of each step of a run: masks, parameters and optimizer states before and after it."""
     torch.manual_seed(0)
     model = convnet()
     opt = OPTIMIZERS[optimizer](model.parameters())
-    sparsifier = optg.sparsify(model, opt, RigL(every=4, hold=hold), sparsity=0.8, epochs=4, steps_per_epoch=5)
+    sparsifier = optg.sparsify(model, opt, RigL(every=4, skip_update_on_exchange=skip), sparsity=0.8, epochs=4, steps_per_epoch=5)
 
     def snapshot():
         states = {n: {k: v.clone() for k, v in opt.state.get(p, {}).items()} for n, p in model.named_parameters()}
@@ -34,7 +34,7 @@ def run(optimizer: str, hold: bool):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_nothing_moves_in_the_step_of_an_exchange_and_everything_does_in_others(optimizer):
     grown = 0
-    for taken, ((masks, values, states), (new_masks, new_values, new_states)) in enumerate(run(optimizer, hold=True)):
+    for taken, ((masks, values, states), (new_masks, new_values, new_states)) in enumerate(run(optimizer, skip=True)):
         for name, value in values.items():
             new, state = new_values[name], new_states[name]
             if taken not in EXCHANGES:
@@ -53,14 +53,14 @@ def test_nothing_moves_in_the_step_of_an_exchange_and_everything_does_in_others(
 def test_exchanges_fall_where_the_table_says():
     changed = [
         taken
-        for taken, ((masks, *_), (new_masks, *_)) in enumerate(run("sgd", hold=True))
+        for taken, ((masks, *_), (new_masks, *_)) in enumerate(run("sgd", skip=True))
         if any(not torch.equal(masks[n], new_masks[n]) for n in masks)
     ]
     assert tuple(changed) == EXCHANGES
 
 
-def test_without_hold_weights_move_in_the_step_of_an_exchange():
-    for taken, ((masks, values, _), (new_masks, new_values, _)) in enumerate(run("sgd", hold=False)):
+def test_by_default_weights_move_in_the_step_of_an_exchange():
+    for taken, ((masks, values, _), (new_masks, new_values, _)) in enumerate(run("sgd", skip=False)):
         if taken in EXCHANGES:
             for name in values:
                 stayed = masks[name] & new_masks[name] if name in masks else ...

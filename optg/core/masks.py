@@ -1,0 +1,103 @@
+"""The one place where masks are made: cuts, exchanges, thresholds and first masks of every method.
+
+Adding a structure (`optg.core.structures`) therefore adds it to all methods.
+"""
+
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from optg.core.nan_watch import NanWatch
+from optg.core.passes import choose, reference
+from optg.core.ranking import Zeros, refuse_nan
+from optg.core.sharding import Shards
+from optg.core.structures import Unstructured
+
+
+def keep_top(
+    scores: Sequence[Tensor], zeros: Zeros, *, shards: Shards | None = None, names: Sequence[str] | None = None
+) -> list[Tensor]:
+    """Return masks that remove exactly the `zeros` smallest scores of all tensors together, or of each.
+
+    Ties go by index, lowest first. `names` are for the error that NaN raises.
+
+    >>> keep_top([torch.tensor([3.0, 1.0]), torch.tensor([2.0, 2.0])], zeros=2)
+    [tensor([ True, False]), tensor([False,  True])]
+    """
+    passes = choose(scores)
+    cuts = passes.select(scores, zeros, shards)
+    refuse_nan(cuts.nan, names)
+    return passes.new_masks(scores, cuts, shards)
+
+
+class Masks:
+    """The masks of all layers, one tensor each (True: kept), and every way to change them."""
+
+    def __init__(
+        self,
+        values: list[Tensor],
+        names: list[str],
+        shapes: list[torch.Size],
+        shards: Shards | None,
+        structure: Unstructured,
+        passes: ModuleType,
+    ) -> None:
+        self.tensors = [torch.ones_like(v, dtype=torch.bool) for v in values]
+        self.counts = torch.zeros(len(names), 3, dtype=torch.int64)  # per layer: zeros, newly removed, revived
+        self.names, self.sizes = names, [shape.numel() for shape in shapes]
+        self.shards = shards
+        self.structure = structure
+        self.passes = passes
+        self.nan_watch = NanWatch()
+
+    def cut(self, scores: Sequence[Tensor], zeros: Zeros) -> Tensor:
+        """Remove the smallest scores. Return the threshold of each layer, its largest removed score."""
+        self.nan_watch.reports.clear()  # they were about the masks that go now
+        units = self.structure.unit_scores(scores)
+        cuts = self.passes.select(units, zeros, self.shards)
+        self.nan_watch.add(cuts.nan, self.names)
+        self.record(self.structure.write(self.passes, self.tensors, units, cuts, self.shards))
+        return cuts.values.expand(len(scores))
+
+    def top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
+        """Return masks of some layers that remove the smallest of these scores; the masks in use stay as they are."""
+        shards = self.shards and self.shards.of(list(scores))
+        units = self.structure.unit_scores(list(scores.values()))
+        cuts = self.passes.select(units, zeros, shards)
+        self.nan_watch.add(cuts.nan, [self.names[layer] for layer in scores])
+        return self.structure.new(self.passes, units, cuts, shards)
+
+    def keep_above(self, values: list[Tensor], thresholds: Tensor) -> None:
+        """Keep the weights whose magnitude exceeds their layer's threshold."""
+        self.record(self.passes.keep_above(self.tensors, values, thresholds))
+
+    def exchanged(self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Return masks of the layers in `grow_scores` with a share of their kept weights dropped and as many others grown.
+
+        The kept weights of least magnitude go; of the others, those with the largest `grow_scores` come.
+        """
+        layers = list(grow_scores)
+        known = torch.tensor([layers, [self.sizes[layer] for layer in layers]])
+        index, sizes = known.to(self.counts.device, non_blocking=True)
+        zeros = self.counts[index, 0]
+        moved = (share * (sizes - zeros).double()).long()
+        magnitudes = {layer: values[layer].abs().where(self.tensors[layer], -1.0) for layer in layers}
+        stay = self.top(magnitudes, zeros + moved)
+        growth = {layer: grow_scores[layer].masked_fill(stays, -1.0) for layer, stays in zip(layers, stay)}
+        grown = self.top(growth, sizes - moved)
+        return {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}
+
+    def replace(self, masks: Iterable[Tensor]) -> None:
+        """Overwrite the masks of all layers."""
+        counts = [reference.overwrite(mask, new).to(self.tensors[0].device) for mask, new in zip(self.tensors, masks)]
+        self.record(torch.stack(counts))
+
+    def record(self, counts: Tensor) -> None:
+        """Store the counts of a change. Every change of the masks ends here."""
+        self.counts = self.total(counts)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum a value per layer over the ranks that share the layer."""
+        return self.shards.total(values) if self.shards else values

@@ -1,0 +1,136 @@
+"""Tables that tell a Triton kernel where the tensors of all layers are, so that one launch sweeps over all of them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 13  # entries of one program
+WIDE = 16  # words of this many bytes are loaded if all addresses and lengths are multiples of it
+
+CACHE: dict[Any, Tensor] = {}  # small tensors that depend on layer shapes and device only
+
+
+class Table(NamedTuple):
+    blocks: Tensor  # layer, start and length of each program's block
+    addresses: Tensor  # of each layer's first entry, one row per list
+    align: int  # of all addresses and lengths
+
+
+class Tables:
+    """Makes tables and caches them by address: parameters, masks and latent weights stay in place, and gradients mostly do."""
+
+    KEPT = 64  # recently used tables, besides those that CUDA graphs use
+
+    def __init__(self) -> None:
+        self.tables: dict[Any, Table] = {}
+        self.spare: dict[Any, Tensor] = {}  # one pinned tensor per shape: none can be allocated during a capture
+        self.captured: list[Any] = []  # what graphs read at each replay: a few kB per graph
+
+    def __call__(self, *lists: Sequence[Tensor]) -> Table | None:
+        """Return the table of parallel lists of tensors; None if kernels cannot sweep over them."""
+        capturing = lists[0][0].is_cuda and torch.cuda.is_current_stream_capturing()
+        key = (len(lists), *((t.data_ptr(), t.dtype, t.shape, t.stride()) for tensors in lists for t in tensors))
+        known = self.tables.pop(key, None)
+        table = known or self.make(lists, capturing)
+        if table is None:
+            return None
+        if known or not capturing:  # a table made during a capture is filled only when that graph is replayed
+            self.tables[key] = table
+            if len(self.tables) > self.KEPT:
+                self.tables.pop(next(iter(self.tables)))
+        if capturing:
+            self.captured.append(table)
+        return table
+
+    def make(self, lists: Sequence[Sequence[Tensor]], capturing: bool) -> Table | None:
+        sizes, shape = tuple(t.numel() for t in lists[0]), (len(lists), len(lists[0]))
+        device = lists[0][0].device
+        if capturing and (shape not in self.spare or (sizes, device) not in CACHE):  # no eager step came before
+            return None
+        if not all(same_layout(tensors) for tensors in zip(*lists)):
+            return None
+        if any(len({t.dtype for t in tensors}) > 1 for tensors in lists):
+            return None
+        if (sizes, device) not in CACHE:
+            CACHE[sizes, device] = torch.from_numpy(split(np.array(sizes))).to(device)
+        found = np.array([[t.data_ptr() for t in tensors] for tensors in lists])
+        wide = not (found % WIDE).any() and not any(size % WIDE for size in sizes)
+        addresses = torch.from_numpy(found)
+        if capturing:
+            addresses = self.spare.pop(shape).copy_(addresses)
+            self.captured.append(addresses)
+        elif shape not in self.spare and device.type == "cuda":
+            self.spare[shape] = addresses.pin_memory()
+        return Table(CACHE[sizes, device], addresses.to(device, non_blocking=True), WIDE if wide else 1)
+
+
+def same_layout(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the tensors are dense in memory and order their dimensions alike."""
+    first, expected = tensors[0], 1
+    if any(t.shape != first.shape for t in tensors):
+        return False
+    if all(t.is_contiguous() for t in tensors):
+        return True
+    for stride, size in sorted(zip(first.stride(), first.shape)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return all(t.stride() == first.stride() for t in tensors)
+
+
+def split(sizes: np.ndarray) -> np.ndarray:
+    """Return the layer, start and length of each program's block."""
+    programs = -(-sizes // BLOCK)
+    layers = np.repeat(np.arange(len(sizes)), programs)
+    starts = (np.arange(len(layers)) - np.repeat(programs.cumsum() - programs, programs)) * BLOCK
+    return np.stack([layers, starts, np.minimum(BLOCK, sizes[layers] - starts)])
+
+
+def filters(shapes: Sequence[torch.Size], device: torch.device) -> Tensor:
+    """Return the layer, start and length of each filter, as blocks of a table."""
+    key = (*shapes, device)
+    if key not in CACHE:
+        sizes = [(layer, shape[0], shape[1:].numel()) for layer, shape in enumerate(shapes)]
+        rows = [(layer, i * inner, inner) for layer, count, inner in sizes for i in range(count)]
+        CACHE[key] = torch.tensor(rows, device=device).T.contiguous()
+    return CACHE[key]
+
+
+def first_filters(shapes: Sequence[torch.Size], device: torch.device) -> Tensor:
+    """Return for each layer the number of its first filter, counted over all layers, and the size of a filter."""
+    key = ("first", *shapes, device)
+    if key not in CACHE:
+        counts = np.array([shape[0] for shape in shapes])
+        inner = np.array([shape[1:].numel() for shape in shapes])
+        CACHE[key] = torch.from_numpy(np.stack([counts.cumsum() - counts, inner])).to(device)
+    return CACHE[key]
+
+
+def index_maps(tensors: Sequence[Tensor], each: bool) -> Tensor | None:
+    """Return the numbers that turn a place in memory into a logical index; None for layouts that have none.
+
+    Memory holds a tensor as (rows, plane, inner) while indices count (rows, inner, plane). Per tensor: the sizes of plane and
+    inner, and its first index, which is 0 if each tensor is ranked by itself.
+    """
+    device = tensors[0].device
+    key = ("index", each, *((t.shape, t.stride()) for t in tensors), device)
+    if key not in CACHE:
+        sizes = [plane_and_inner(t) for t in tensors]
+        if None in sizes:
+            return None
+        first = np.array([0 if each else t.numel() for t in tensors])
+        CACHE[key] = torch.from_numpy(np.array([*zip(*sizes), first.cumsum() - first])).to(device)
+    return CACHE[key]
+
+
+def plane_and_inner(tensor: Tensor) -> tuple[int, int] | None:
+    if tensor.is_contiguous():
+        return 1, max(1, tensor.numel())
+    if tensor.ndim == 2 and tensor.T.is_contiguous():
+        return tensor.shape[1], tensor.shape[0]
+    if tensor.ndim > 2 and tensor.movedim(1, -1).is_contiguous():  # channels_last
+        return tensor.shape[2:].numel(), tensor.shape[1]
+    return None

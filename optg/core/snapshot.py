@@ -1,0 +1,37 @@
+"""Snapshots of a model and its optimizer, as named tensors that go into a state."""
+
+import torch
+from torch import Tensor, nn
+
+from optg.core.prunable import optimizer_parameters, parameters_by_name
+from optg.core.sharding import local_piece, to_local
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Copy the model's tensors, without parameters that the optimizer does not train, and the optimizer's state."""
+    mine = set(optimizer_parameters(optimizer))
+    others = {name for name, p in parameters_by_name(model).items() if p not in mine}
+    tensors = {name: t.detach().clone() for name, t in tensors_by_name(model).items() if name not in others}
+    states = enumerate(optimizer.state.get(p, {}) for p in optimizer_parameters(optimizer))
+    return tensors, {f"{i} {key}": v.clone() for i, state in states for key, v in state.items() if isinstance(v, Tensor)}
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], states: dict[str, Tensor]) -> None:
+    """Return a model and its optimizer to a snapshot."""
+    now = tensors_by_name(model)
+    for name, before in tensors.items():
+        to_local(now[name]).copy_(local_piece(now[name], before))
+    parameters = optimizer_parameters(optimizer)
+    for p in parameters:
+        optimizer.state.pop(p, None)
+    groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
+    counted_on_device = {p for group in groups for p in group["params"]}  # these keep their step count on the device
+    for key, value in states.items():
+        i, name = key.split(" ")
+        p = parameters[int(i)]
+        device = p.device if value.ndim or p in counted_on_device else torch.device("cpu")
+        optimizer.state[p][name] = value.to(device, copy=True)
+
+
+def tensors_by_name(model: nn.Module) -> dict[str, Tensor]:
+    return {name.replace("_orig_mod.", ""): t for name, t in model.state_dict().items() if isinstance(t, Tensor)}

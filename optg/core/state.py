@@ -1,0 +1,97 @@
+"""A sparsifier's state: what `state_dict` saves, and the checks before `load_state_dict` changes anything."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optg.core.clock import Clock
+from optg.core.sharding import distribute_like, local_piece, to_local
+from optg.core.weights import SparseWeights
+
+IDENTITY = ("method", "options", "sparsity", "epochs", "steps_per_epoch")  # must be the same where a state is loaded
+Tensors = list[Tensor] | dict[str, Tensor]
+
+
+def by_name(weights: SparseWeights, values: Tensors) -> dict[str, Tensor]:
+    """Return a tensor per layer by the layer's name, distributed like its parameter. A dict has names of its own already."""
+    if isinstance(values, dict):
+        return values
+    return {name: distribute_like(p, value) for name, p, value in zip(weights.names, weights.parameters, values)}
+
+
+def save(identity: dict[str, Any], clock: Clock, weights: SparseWeights, learned: dict[str, Tensors]) -> dict[str, Any]:
+    """Return a state. `learned` is the method's own part of it."""
+    tensors: dict[str, Tensors] = {"masks": weights.masks, **learned}
+    if weights.latent is not None:
+        tensors["latent"] = weights.latent
+    return {
+        **identity,
+        "step": clock.step,
+        "counts": weights.counts.tolist(),
+        "tensors": {kind: by_name(weights, values) for kind, values in tensors.items()},
+    }
+
+
+def load(
+    saved: dict[str, Any],
+    identity: dict[str, Any],
+    clock: Clock,
+    weights: SparseWeights,
+    learned: dict[str, Tensors],
+    first_mask: "FirstMask | None",
+) -> None:
+    """Load a saved state, after checking that it fits."""
+    current = save(identity, clock, weights, learned)
+    refuse_misfit(saved, current, learned)
+    if first_mask:
+        first_mask.undo(weights)
+    for kind, values in current["tensors"].items():
+        if isinstance(learned.get(kind), dict):
+            learned[kind] = {name: tensor.clone() for name, tensor in saved["tensors"][kind].items()}
+        else:
+            for name, tensor in values.items():
+                to_local(tensor).copy_(local_piece(tensor, saved["tensors"][kind][name]))
+    weights.set_counts(saved["counts"])
+    clock.step = saved["step"]
+
+
+def refuse_misfit(state: dict[str, Any], current: dict[str, Any], learned: dict[str, Tensors]) -> None:
+    """Raise unless a saved state fits this sparsifier. The dicts of a method may hold any names."""
+    if missing := [key for key in current if key not in state]:
+        raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
+    for key in IDENTITY:
+        if state[key] != current[key]:
+            raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {current[key]!r}; expected the same")
+    for kind, layers in current["tensors"].items():
+        if kind not in state["tensors"]:
+            raise ValueError(f"the state has no {kind}: it was saved after finish(), which leaves nothing to resume from")
+        if isinstance(learned.get(kind), dict):
+            continue
+        saved = state["tensors"][kind]
+        if odd := sorted(set(saved) ^ set(layers)):
+            side = "only the state" if odd[0] in saved else "only this model"
+            raise ValueError(f"the state belongs to another model: {side} has {odd[0]} ({kind})")
+        for name, tensor in layers.items():
+            if saved[name].shape != tensor.shape:
+                shapes = f"{tuple(saved[name].shape)} in the state, {tuple(tensor.shape)} here"
+                raise ValueError(f"the state belongs to another model: {name} ({kind}) has the shape {shapes}")
+
+
+class FirstMask:
+    """The weights before and after `sparsify` applied the first mask, kept until the first step.
+
+    Memory is no concern: gradients and optimizer state, which need as much, do not exist yet.
+    """
+
+    def __init__(self, before: list[Tensor], weights: SparseWeights) -> None:
+        self.before = before
+        self.after = [v.clone() for v in weights.values]
+
+    def undo(self, weights: SparseWeights) -> None:
+        """Restore the weights as `sparsify` found them, unless somebody has written other ones since.
+
+        A model that was loaded before `sparsify` so keeps the weights that only its own checkpoint has.
+        """
+        if all(map(torch.equal, self.after, weights.values)):
+            torch._foreach_copy_(weights.values, self.before)
