@@ -545,11 +545,11 @@ def test_a_state_of_another_model_changes_nothing():
     wrong_shape = copy.deepcopy(sparsifier.state_dict())
     wrong_shape["tensors"]["latent"]["7.weight"] = torch.zeros(3, 3)
     states = {
-        r"belongs to another model: 0\.weight \(masks\) is in this model alone": attach(other)[1].state_dict(),
+        r"belongs to another model: only this model has 0\.weight \(masks\)": attach(other)[1].state_dict(),
         r"7\.weight \(latent\) has the shape \(3, 3\) in the state, \(10, 128\) here": wrong_shape,
         r"saved with method='gmp', here it is 'optg'": attach(convnet(), method="gmp")[1].state_dict(),
         r"saved with sparsity=0\.5, here it is 0\.9": attach(convnet(), sparsity=0.5)[1].state_dict(),
-        r"this is no sparsifier state: it has no 'method'": model.state_dict(),
+        r"this is not a sparsifier state: it has no 'method'": model.state_dict(),
         r"the state has no scores: it was saved after finish\(\)": finished_state(),
     }
     for message, state in states.items():

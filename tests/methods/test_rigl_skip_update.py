@@ -18,7 +18,9 @@ def run(optimizer: str, skip: bool):
     torch.manual_seed(0)
     model = convnet()
     opt = OPTIMIZERS[optimizer](model.parameters())
-    sparsifier = optg.sparsify(model, opt, RigL(every=4, skip_update_on_exchange=skip), sparsity=0.8, epochs=4, steps_per_epoch=5)
+    sparsifier = optg.sparsify(
+        model, opt, RigL(every=4, skip_update_on_exchange=skip), sparsity=0.8, epochs=4, steps_per_epoch=5
+    )
 
     def snapshot():
         states = {n: {k: v.clone() for k, v in opt.state.get(p, {}).items()} for n, p in model.named_parameters()}

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import optg
+from optg.core.masks import Masks
 from optg.core.probe import Probe
 from optg.core.prunable import find_prunable
-from optg.core.masks import Masks
 from optg.core.ranking import zeros_at
 from optg.core.weights import SparseWeights
 from optg.methods import SNIP, SynFlow

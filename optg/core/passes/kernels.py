@@ -43,7 +43,7 @@ def mask(
         at = i + tl.arange(0, STEP)
         here = at < length
         target = tl.load(targets + at, mask=here, other=0.0)
-        left = tl.zeros([STEP], TYPE) if BLANKS else (target * share).to(TYPE)
+        left = tl.zeros([STEP], TYPE) if BLANKS else (target.to(tl.float32) * share).to(TYPE)
         tl.store(targets + at, tl.where(tl.load(masks + at, mask=here, other=1) != 0, target, left), mask=here)
 
 
@@ -168,7 +168,8 @@ def sum_signed(
         grad, value = tl.load(grads + at, mask=here, other=0.0), tl.load(values + at, mask=here, other=0.0)
         grad = tl.where(tl.load(masks + at, mask=here, other=0) != 0, grad, 0.0).to(TYPE)
         tl.store(grads + at, grad, mask=here)
-        total += tl.where(value > 0, grad, tl.where(value < 0, -grad, 0.0)).to(tl.float32)
+        grad, value = grad.to(tl.float32), value.to(tl.float32)
+        total += tl.where(value > 0, grad, tl.where(value < 0, -grad, 0.0))
     tl.store(sums + layer * columns + start // BLOCK, tl.sum(total))
 
 
