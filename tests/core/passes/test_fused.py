@@ -222,7 +222,9 @@ def train(
     model = network(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     batch = images_and_labels(dtype)
-    options = {"every": 2} if hasattr(METHODS[method], "every") else {"rounds": 4} if method == "synflow" else {}
+    options = {"synflow": {"rounds": 4}, "imp": {"fraction": 0.6}}.get(method, {})
+    if hasattr(METHODS[method], "every"):
+        options = {"every": 2}
     sparsifier = optg.sparsify(
         model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=4, steps_per_epoch=steps // 4,
         loss=entropy, batches=[batch] * 20,
