@@ -1,4 +1,4 @@
-"""Tables in the README and the docs are made from the code: `python tests/test_docs.py` writes them anew."""
+"""The lists of methods in the README and the docs are made from the code: `python tests/test_docs.py` rewrites them."""
 
 import re
 from pathlib import Path
@@ -7,34 +7,40 @@ from optg.methods import METHODS, markdown
 
 ROOT = Path(__file__).parent.parent
 README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
+PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"))
 PAGE = """# The methods
 
-Made from the code by `python tests/test_docs.py`; `optg methods` prints the same. An option is a field of the method's class:
-`optg.methods.{example}(...)`, and each file in `optg/methods/` explains its own.
+`optg methods` prints this table; `python tests/test_docs.py` writes it here. Each option is a field of the method's class, such
+as `optg.methods.{example}(alpha=1.0)`, and a flag of the command line: `optg train --method optg --method.alpha 1.0`. Each file
+in `optg/methods/` explains its own options.
+
+- *prunes*: when weights are removed.
+- *revives to*: the value with which a removed weight can come back; "–" if it never does.
 
 {table}"""
 
 
 def readme() -> str:
-    table = markdown("name", "paper", "prunes", "revives to")
-    return re.sub("(?<=<!-- methods -->\n).*(?=<!-- /methods -->)", lambda _: table, README.read_text(), flags=re.DOTALL)
+    names = ", ".join(f"`{name}`" for name in METHODS)
+    return re.sub("(?<=<!-- methods -->\n).*(?=<!-- /methods -->)", f"{names}\n", README.read_text(), flags=re.DOTALL)
 
 
 def methods_page() -> str:
     return PAGE.format(example=METHODS["optg"].__name__, table=markdown())
 
 
-def test_the_readmes_table_is_that_of_the_code():
+def test_readme_lists_every_method():
+    assert "<!-- methods -->" in README.read_text()
     assert README.read_text() == readme()
 
 
-def test_the_methods_page_is_that_of_the_code():
+def test_methods_page_matches_the_code():
     assert METHODS_PAGE.read_text() == methods_page()
 
 
 def test_links_lead_somewhere():
-    for page in (README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        for link in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+    for page in PAGES:
+        for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
