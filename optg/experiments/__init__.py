@@ -1,1 +1,1 @@
-"""The paper's tables and figures as lists of runs (contents.toml), and the independence paradox measured directly."""
+"""Reproduce the paper's tables and figures, declared in contents.toml as lists of runs; measure the independence paradox."""

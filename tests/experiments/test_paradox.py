@@ -249,11 +249,20 @@ def test_any_model_and_data(tmp_path, capsys):
         ({"what": "."}, "not the folder of a run"),
         ({"what": "vgg19", "data": "digits"}, r"vgg19 cannot take what the data has, \(1, 8, 8\)"),
         ({"what": "digits", "data": "digits", "lr": math.nan}, "--lr is nan; expected a number above 0"),
-        ({"what": "tests.experiments.odd:nothing", "data": "digits"}, "the model has no prunable weight"),
-        ({"what": "tests.experiments.odd:nan", "data": "digits"}, "the loss of .* is nan on this data"),
-        ({"what": "tests.experiments.odd:zero", "data": "digits"}, "has 0 weights that are not 0; expected at least 2"),
-        ({"what": "tests.experiments.odd:pair", "data": "digits"}, "cannot take what the data has.*must be Tensor, not tuple"),
-        ({"what": "tests.experiments.odd:few", "data": "digits"}, "cannot take what the data has.*out of bounds"),
+        ({"what": "tests.experiments.unusable_models:no_weights", "data": "digits"}, "the model has no prunable weight"),
+        ({"what": "tests.experiments.unusable_models:nan_weights", "data": "digits"}, "the loss of .* is nan on this data"),
+        (
+            {"what": "tests.experiments.unusable_models:zero_weights", "data": "digits"},
+            "has 0 weights that are not 0; expected at least 2",
+        ),
+        (
+            {"what": "tests.experiments.unusable_models:tuple_output", "data": "digits"},
+            "cannot take what the data has.*must be Tensor, not tuple",
+        ),
+        (
+            {"what": "tests.experiments.unusable_models:too_few_outputs", "data": "digits"},
+            "cannot take what the data has.*out of bounds",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options, message):
