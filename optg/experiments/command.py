@@ -98,8 +98,8 @@ def refuse_other_flags(options: Reproduce) -> None:
     """Raise if a name or flag would have no effect: --list and --results cover all experiments, other flags need names."""
     action = "results" if options.results else "list"
     given, default = all_flags(options), all_flags(Reproduce())
-    for key in default.keys() - {action, "output"}:
-        if given[key] != default[key]:
+    for key in default:
+        if given[key] != default[key] and key not in (action, "output"):
             if not options.results and not options.list:
                 raise ValueError(f"--{key} needs the name of an experiment; see optg reproduce --list")
             flag = options.names[0] if key == "names" else f"--{key}"

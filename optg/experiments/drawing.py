@@ -61,9 +61,10 @@ def draw_accuracy(experiment: Experiment, summaries: Summaries, path: Path) -> P
     axes.margins(x=0.03)
     several_datasets = len({dataset for dataset, _ in lines}) > 1
     labels = []
-    for points, color in zip(lines.values(), itertools.cycle(COLORS)):
+    styles = itertools.cycle(itertools.product(("-", ":"), COLORS))
+    for points, (dashes, color) in zip(lines.values(), styles):
         points.sort(key=lambda point: point.mean("sparsity"))
-        draw_line(axes, points, color)
+        draw_line(axes, points, color, dashes)
         label = display_name(points[0]) + (f", {points[0].cell.dataset}" if several_datasets else "")
         labels.append((points[-1].accuracy, label, color))
     for result in results:
@@ -79,10 +80,10 @@ def draw_accuracy(experiment: Experiment, summaries: Summaries, path: Path) -> P
     return save(figure, path)
 
 
-def draw_line(axes: Axes, points: list[CellResult], color: str) -> None:
+def draw_line(axes: Axes, points: list[CellResult], color: str, dashes: str) -> None:
     """Draw one row, and the paper's figures in the same colour."""
     x, y = [position(point.mean("sparsity")) for point in points], [point.accuracy for point in points]
-    axes.plot(x, y, "o-", color=color, linewidth=1.8, markersize=4.5)
+    axes.plot(x, y, "o", linestyle=dashes, color=color, linewidth=1.8, markersize=4.5)
     repeated = [(px, py, point.deviation) for px, py, point in zip(x, y, points) if point.deviation is not None]
     if repeated:
         bar_x, bar_y, deviations = zip(*repeated)

@@ -149,7 +149,7 @@ class Runner:
         """One after the other, with no new process for each: for runs of a second."""
         from optg import cli
 
-        if self.deadline is not None:  # whoever hears signals then, a run or this command
+        if self.deadline is not None:  # interrupts a run that is training, or else this command
             signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
             signal.setitimer(signal.ITIMER_REAL, max(self.deadline - time.monotonic(), 0.001))
         for run in list(self.waiting):
