@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from optg.experiments.runner import multi_process_service
+from optg.experiments.mps import multi_process_service
 
 
 def train(folder: Path, options: list[str], count: int) -> tuple[float, float]:

@@ -1,169 +1,200 @@
-"""`optg reproduce`: its options, and what it does with them. Torch is imported only when something is to be done."""
+"""`optg reproduce`: its flags, and what it does with them. Torch is only imported when it is needed."""
 
 import shlex
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from optg.terminal import wide_console
 
 if TYPE_CHECKING:
-    from optg.experiments.declaration import Choice, Experiment
-    from optg.experiments.record import Summaries
+    from optg.experiments.declaration import Experiment, Selection
+    from optg.experiments.planned_run import PlannedRun
+    from optg.experiments.records import Summaries
 
 Flag = tyro.conf.FlagCreatePairsOff
+Group = tyro.conf.OmitArgPrefixes
+Instead = tyro.conf.create_mutex_group(required=False, title="instead of running")
+
+
+@dataclass
+class Which:
+    """Run a part of the experiment."""
+
+    on: tuple[str, ...] = ()  # datasets: cifar10, cifar100, imagenet, …; by default a cheap one, for Table 1 both CIFARs
+    only: tuple[str, ...] = ()  # rows of the table, by label or method
+    columns: tuple[str, ...] = ()  # columns of the table, by label
+    sparsity: tuple[float, ...] = ()  # other sparsities than the declared ones, such as 0.98
+    seeds: tuple[int, ...] = ()  # other seeds than the declared ones, for every row
+
+
+@dataclass
+class Changes:
+    """Change every run; by default the recipe's values."""
+
+    epochs: int | None = None  # epochs to train
+    data: str | None = None  # dataset to train on
+    folder: str | None = None  # folder that has the data
+    model: str | None = None  # model to train
+    set: tuple[str, ...] = ()  # any other setting of the recipe, such as batch_size=256 weight_decay=5e-4
+
+
+@dataclass
+class Execution:
+    """How to run, and where to keep the results."""
+
+    jobs: int = 1  # number of runs at a time; 0: train in this process, one after another, for very short runs
+    mps: Annotated[bool, Flag] = False  # let the runs on a GPU share it through NVIDIA's MPS
+    device: str = "auto"  # cuda, cpu; auto: a GPU if there is one; several GPUs are used in turn
+    minutes: float | None = None  # time limit, after which the runs save and stop, as after Ctrl-C
+    output: Path = Path("runs/reproduce")  # folder of all runs
+    record: Path | None = None  # add finished runs to this .jsonl file; runs in it or in a file beside it are not repeated
+    plot: Path | None = None  # plot accuracy against sparsity to this file: .svg, .png or .pdf
 
 
 @dataclass
 class Reproduce:
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME …")] = ()  # several share the jobs
-    list: Annotated[bool, Flag] = False  # all experiments, with the number of their runs and what they cost
-    table: Annotated[bool, Flag] = False  # only print the table of what is there already
-    plan: Annotated[bool, Flag] = False  # only print the commands of the runs, in their order
-    results: Path | None = None  # write a page of all experiments (RESULTS.md) from the records beside it in results/*.jsonl
-    on: tuple[str, ...] = ()  # cifar10, cifar100, imagenet, …: where it runs; by default a cheap one, for Tab. 1 both CIFAR
-    only: tuple[str, ...] = ()  # these rows, by their label or method
-    columns: tuple[str, ...] = ()  # these columns, by their label
-    sparsity: tuple[float, ...] = ()  # these instead of the declared ones
-    seeds: tuple[int, ...] = ()  # for every row, instead of the declared ones
-    jobs: int = 1  # runs side by side; 0: one after the other inside this process, for very short ones
-    mps: Annotated[bool, Flag] = False  # let the runs on one GPU share it through NVIDIA's MPS
-    device: str = "auto"  # cuda, cpu; auto: a GPU if there is one; several are used in turn
-    minutes: float | None = None  # after which the runs save and stop, as on Ctrl-C
-    output: Path = Path("runs/reproduce")  # the folder of all runs
-    record: Path | None = None  # add each finished run to this file; what it or one beside it holds is not run again
-    epochs: int | None = None
-    data: str | None = None
-    folder: str | None = None  # that has the data
-    model: str | None = None
-    set: tuple[str, ...] = ()  # other settings of every run, such as batch_size=256 weight_decay=5e-4
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME …")] = ()  # experiments, see --list
+    list: Annotated[bool, Flag, Instead] = False  # print all experiments, their number of runs and their cost
+    table: Annotated[bool, Flag, Instead] = False  # print the tables of the runs that have already finished
+    plan: Annotated[bool, Flag, Instead] = False  # print the commands of the runs
+    results: Annotated[Path | None, Instead] = None  # write RESULTS.md, all results, from results/*.jsonl beside it
+    which: Annotated[Which, Group] = field(default_factory=Which)
+    change: Annotated[Changes, Group] = field(default_factory=Changes)
+    execution: Annotated[Execution, Group] = field(default_factory=Execution)
 
 
 def reproduce(options: Reproduce) -> int:
-    """Run what is left to run of experiments and print their tables. Returns the exit status."""
-    console = wide_console()
-    refuse(options)
-    if options.results:
-        from optg.experiments.results import write
-
-        write(options.results)
+    """Run the remaining runs of some experiments and print their tables. Return the exit status."""
+    console, execution = wide_console(), options.execution
+    if options.results or options.list or not options.names:
+        refuse_other_flags(options)
+        show_all_experiments(options, console)
         return 0
-    if options.list or not options.names:
-        console.print(overview(options))
-        return 0
-    from optg.experiments import declaration, record
+    from optg.experiments.declaration import load_experiment
+    from optg.experiments.records import finished_runs, records_beside
 
-    experiments = [declaration.load(name, choice(options)) for name in dict.fromkeys(options.names)]
-    runs = list({one.key: one for experiment in experiments for one in experiment.runs}.values())
+    selection = build_selection(options)
+    experiments = [load_experiment(name, selection) for name in dict.fromkeys(options.names)]
+    if execution.plot and not (len(experiments) == 1 and experiments[0].by_sparsity):
+        raise ValueError("--plot needs one experiment whose columns are sparsities, such as extreme or accuracy-sparsity")
+    runs = list({run.key: run for experiment in experiments for run in experiment.runs}.values())
     if options.plan:
-        for one in runs:
-            print(shlex.join(["optg", *one.arguments, "--output", str(options.output / one.name)]))
+        for run in runs:
+            print(shlex.join(["optg", *run.arguments, "--output", str(execution.output / run.name)]))
         return 0
-    status = run(options, runs, console) if runs and not options.table else 0
-    known = record.known(options.output, record.beside(options.record)) if runs else {}
+    status = run_all(execution, runs, console) if runs and not options.table else 0
+    summaries = finished_runs(execution.output, records_beside(execution.record)) if runs else {}
     for experiment in experiments:
-        show(experiment, known, options, console)
+        show_experiment(experiment, summaries, options, console)
     return status
 
 
-def refuse(options: Reproduce) -> None:
-    """Flags that nothing would come of: a list and a page are of all experiments."""
-    whole = "results" if options.results else "list" if options.list or not options.names else None
-    usual = Reproduce()
-    odd = [key for key in vars(usual) if key not in (whole, "output") and getattr(options, key) != getattr(usual, key)]
-    if whole and odd:
-        flag = options.names[0] if options.names else f"--{odd[0]}"
-        raise ValueError(f"{flag} says nothing of all experiments; expected names without --{whole}, or --{whole} alone")
+def refuse_other_flags(options: Reproduce) -> None:
+    """Raise if a name or flag would have no effect: --list and --results cover all experiments, other flags need names."""
+    action = "results" if options.results else "list"
+    given, default = all_flags(options), all_flags(Reproduce())
+    for key in default:
+        if given[key] != default[key] and key not in (action, "output"):
+            if not options.results and not options.list:
+                raise ValueError(f"--{key} needs the name of an experiment; see optg reproduce --list")
+            flag = options.names[0] if key == "names" else f"--{key}"
+            raise ValueError(f"{flag} has no effect on --{action}, which covers all experiments; remove one of them")
 
 
-def show(experiment: "Experiment", known: "Summaries", options: Reproduce, console: Console) -> None:
-    """Its table of what is known, and its picture where it has one."""
-    from optg.experiments.table import table
+def all_flags(options: Reproduce) -> dict[str, Any]:
+    """Return the values of all flags by name."""
+    groups = (options.which, options.change, options.execution)
+    own = {key: value for key, value in vars(options).items() if value not in groups}
+    return own | {key: value for group in groups for key, value in vars(group).items()}
 
+
+def show_all_experiments(options: Reproduce, console: Console) -> None:
+    """Write the page of results, or print the list of experiments."""
+    if options.results:
+        from optg.experiments.results_page import write_results_page
+
+        write_results_page(options.results)
+        return
+    from optg.experiments.records import finished_runs, records_in
+    from optg.experiments.tables import overview_table
+
+    console.print(overview_table(finished_runs(options.execution.output, records_in(Path("results")))))
+
+
+def show_experiment(experiment: "Experiment", summaries: "Summaries", options: Reproduce, console: Console) -> None:
+    """Print the table of the finished runs, and draw the experiment's figure if it has one."""
+    from optg.experiments.tables import experiment_table
+
+    output, plot = options.execution.output, options.execution.plot
     if experiment.curves:
         from optg.experiments.drawing import draw_schedules
 
-        console.print(f"{experiment.title}: {draw_schedules(experiment.curves, options.output)}", soft_wrap=True)
+        console.print(f"{experiment.title}: {draw_schedules(experiment.curves, output)}", soft_wrap=True)
         return
-    console.print(table(experiment, known))
+    console.print(experiment_table(experiment, summaries))
     for note in experiment.notes:
         console.print(f"- {note}", highlight=False, markup=False)
-    if experiment.name == "accuracy-sparsity" and not options.table:
+    if plot or (experiment.plotted and not options.table):
         from optg.experiments.drawing import draw_accuracy
 
-        drawn = draw_accuracy(experiment, known, options.output)
-        console.print(drawn or "no run has ended yet: nothing is drawn", soft_wrap=True)
+        drawn = draw_accuracy(experiment, summaries, plot or output / f"{experiment.name}.png")
+        console.print(drawn or "nothing to plot: no run with a sparsity has finished", soft_wrap=True)
 
 
-def run(options: Reproduce, runs: list[Any], console: Console) -> int:
-    from optg.experiments.runner import Runner, multi_process_service
+def run_all(execution: Execution, runs: "list[PlannedRun]", console: Console) -> int:
+    """Run the runs that have not finished. Return the exit status."""
+    from optg.experiments.mps import multi_process_service
+    from optg.experiments.runner import Runner
 
-    if options.jobs < 0:
-        raise ValueError(f"--jobs is {options.jobs}; expected at least 1, or 0 for this process")
-    if options.minutes is not None and not 0 < options.minutes < 1e6:
-        raise ValueError(f"--minutes is {options.minutes:g}; expected more than 0, and less than a million")
-    with multi_process_service(options.mps):
+    if execution.jobs < 0:
+        raise ValueError(f"--jobs is {execution.jobs}; expected at least 1, or 0 to train in this process")
+    if execution.minutes is not None and not 0 < execution.minutes < 1e6:
+        raise ValueError(f"--minutes is {execution.minutes:g}; expected more than 0 and less than a million")
+    with multi_process_service(execution.mps):
         runner = Runner(
-            options.output, jobs=options.jobs, device=options.device, record_file=options.record, minutes=options.minutes,
+            execution.output,
+            jobs=execution.jobs,
+            device=execution.device,
+            record_file=execution.record,
+            minutes=execution.minutes,
             console=console,
-        )  # fmt: skip
+        )
         return runner.run(runs)
 
 
-def choice(options: Reproduce) -> "Choice":
-    from optg.experiments.declaration import Choice
+def build_selection(options: Reproduce) -> "Selection":
+    """Return the selected runs and changed settings, without repeated values."""
+    from optg.experiments.declaration import Selection
 
-    settings: dict[str, Any] = {}
-    for given in options.set:
-        key, equals, value = given.partition("=")
-        if not equals:
-            raise ValueError(f"--set {given!r}; expected a setting and its value, such as batch_size=256")
-        try:
-            settings[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            settings[key] = value  # a name
-    named = {"epochs": options.epochs, "data": options.data, "folder": options.folder, "model": options.model}
-    settings |= {key: value for key, value in named.items() if value is not None}
-    for sparsity in options.sparsity:
+    which, change = options.which, options.change
+    for sparsity in which.sparsity:
         if not 1e-6 <= sparsity < 1:
             raise ValueError(f"--sparsity is {sparsity}; expected the share of weights to remove, between 0 and 1")
-    return Choice(
-        tuple(dict.fromkeys(options.on)), options.only, options.columns, sparsity=tuple(dict.fromkeys(options.sparsity)),
-        seeds=tuple(dict.fromkeys(options.seeds)), settings=settings, output=options.output,
-    )  # fmt: skip
-
-
-def overview(options: Reproduce) -> Table:
-    """All experiments: where they run, how many runs, and what these cost."""
-    from optg.experiments import record
-    from optg.experiments.cost import Cost
-
-    cost = Cost(record.known(options.output, record.within(Path("results"))).values())
-    made = Table(title="optg reproduce NAME", title_justify="left")
-    for column in ("name", "what", "on", "runs", "epochs", "run hours"):
-        made.add_column(column, justify="left" if column in ("name", "what", "on") else "right", overflow="fold")
-    for name, title, place, runs in everything():
-        epochs = sum(run.plan.recipe.epochs for run in runs)
-        made.add_row(name, title, place, f"{len(runs)}", f"{epochs:,}", cost.text(runs))
-    made.caption = (
-        "Hours of training, summed over runs, as they ran for results/*.jsonl of this folder: runs that share a GPU take "
-        "longer each, and less together; unknown where nothing like it was measured."
+    named = {"epochs": change.epochs, "data": change.data, "folder": change.folder, "model": change.model}
+    settings = dict(parse_setting(text) for text in change.set)
+    settings |= {key: value for key, value in named.items() if value is not None}
+    return Selection(
+        on=tuple(dict.fromkeys(which.on)),
+        only=which.only,
+        columns=which.columns,
+        sparsity=tuple(dict.fromkeys(which.sparsity)),
+        seeds=tuple(dict.fromkeys(which.seeds)),
+        settings=settings,
+        output=options.execution.output,
     )
-    return made
 
 
-def everything() -> Iterator[tuple[str, str, str, list[Any]]]:
-    """Name and title, once each, and the runs at every place."""
-    from optg.experiments import declaration
-
-    for name in declaration.names():
-        places = declaration.contents()[name].get("on", {})
-        for i, place in enumerate(places or [""]):
-            experiment = declaration.load(name, declaration.Choice(on=(place,) if place else ()))
-            yield (name, experiment.title, place, experiment.runs) if i == 0 else ("", "", place, experiment.runs)
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Split key=value. A value that is not TOML is a string."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set {text!r}; expected a setting and its value, such as batch_size=256")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value

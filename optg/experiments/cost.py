@@ -1,37 +1,38 @@
-"""What runs will cost, from what runs have cost."""
+"""Estimate what planned runs will cost from what finished runs have cost."""
 
 import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from optg.experiments.declaration import Run
+from optg.experiments.planned_run import PlannedRun
 
 
-class Cost:
-    """Seconds of an epoch, by what they depend on most."""
+class CostEstimate:
+    """Mean seconds per epoch of finished runs, looked up by the most similar model, data, batch size and method."""
 
     def __init__(self, summaries: Iterable[dict[str, Any]]) -> None:
-        seconds: dict[tuple[Any, ...], list[float]] = {}
+        measured: dict[tuple[Any, ...], list[float]] = {}
         for summary in summaries:
             settings = summary["settings"]
-            each = summary["seconds"] / settings["epochs"]
-            for key in keys(settings, summary["method"]):
-                seconds.setdefault(key, []).append(each)
-        self.seconds = {key: statistics.fmean(values) for key, values in seconds.items()}
+            for key in similarity_keys(settings, summary["method"]):
+                measured.setdefault(key, []).append(summary["seconds"] / settings["epochs"])
+        self.seconds_per_epoch = {key: statistics.fmean(values) for key, values in measured.items()}
 
-    def of(self, run: Run) -> float | None:
-        """Seconds, or None where nothing like it was measured."""
-        settings = vars(run.plan.recipe) | ({"model": run.needs.plan.recipe.model} if run.needs else {})
-        each = next((self.seconds[key] for key in keys(settings, run.plan.method) if key in self.seconds), None)
-        return None if each is None else each * settings["epochs"]
+    def seconds(self, run: PlannedRun) -> float | None:
+        """Return the estimated seconds, or None if no similar run has finished."""
+        settings = vars(run.plan.recipe) | ({"model": run.starts_from.plan.recipe.model} if run.starts_from else {})
+        keys = similarity_keys(settings, run.plan.method)
+        per_epoch = next((self.seconds_per_epoch[key] for key in keys if key in self.seconds_per_epoch), None)
+        return None if per_epoch is None else per_epoch * settings["epochs"]
 
-    def text(self, runs: list[Run]) -> str:
-        costs = [self.of(run) for run in runs]
-        return "unknown" if None in costs else f"{sum(c for c in costs if c is not None) / 3600:.1f}"
+    def hours(self, runs: list[PlannedRun]) -> str:
+        """Return the estimated hours of all runs as text, or "unknown"."""
+        seconds = [self.seconds(run) for run in runs]
+        return "unknown" if None in seconds else f"{sum(s for s in seconds if s is not None) / 3600:.1f}"
 
 
-def keys(settings: dict[str, Any], method: str) -> list[tuple[Any, ...]]:
-    """From the most alike to the least: the method matters less than what it trains."""
-    size = "cifar" if settings["data"].startswith("cifar") else settings["data"]  # as many images of one size
-    what = (settings["model"], size, settings["batch_size"])
-    return [(*what, method), what, what[:2]]
+def similarity_keys(settings: dict[str, Any], method: str) -> list[tuple[Any, ...]]:
+    """Return lookup keys from the most to the least specific. The method matters less than the model and the data."""
+    data = "cifar" if settings["data"].startswith("cifar") else settings["data"]  # both CIFARs cost the same
+    trained = (settings["model"], data, settings["batch_size"])
+    return [(*trained, method), trained, trained[:2]]

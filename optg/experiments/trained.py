@@ -1,4 +1,4 @@
-"""The trained model of a run as a model to start from: `optg train --model optg.experiments.trained:runs/RUN …`."""
+"""Start training from the model of a finished run: `optg train --model optg.experiments.trained:runs/RUN …`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +9,11 @@ PREFIX = "optg.experiments.trained:"
 
 
 def __getattr__(name: str) -> Callable[..., nn.Module]:
-    """`optg.models.build` looks the part after the colon up in this module: every run is a function here."""
+    """Return a function that builds the model of a run folder. `optg.models.build` looks up the part after the colon here."""
     if name.startswith("__"):
         raise AttributeError(name)
     if not (Path(name) / "model.safetensors").is_file():
-        raise ValueError(f"{name} has no model.safetensors: expected the folder of a run that has ended")
+        raise ValueError(f"{name} has no model.safetensors; expected the folder of a finished run")
 
     def build(classes: int) -> nn.Module:
         from optg.training.run import reopen

@@ -1,5 +1,5 @@
-"""The independence paradox, measured: what a criterion says the loss will do, and what it does.
+"""Measure the independence paradox: compare what a pruning criterion predicts for the loss with what happens.
 
-A first-order criterion says what removing one weight does to the loss while all others stay (Eq. 4 and 7 of the paper). It is
-used to remove many at once, where the others go too and the rest is trained on (Eq. 8).
+A first-order criterion predicts what removing one weight does to the loss while all others stay (Eq. 4 and 7 of the paper). But
+it is used to remove many weights at once, after which the remaining ones are trained further (Eq. 8).
 """

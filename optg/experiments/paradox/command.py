@@ -1,7 +1,6 @@
-"""`optg paradox`: its options, what it measures them on, and what it shows."""
+"""`optg paradox`: its flags, the model and data it measures, and what it prints."""
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,111 +19,137 @@ if TYPE_CHECKING:
     from optg.experiments.paradox.measure import Row
 
 CRITERIA = ("snip", "taylor", "magnitude", "loss", "optg", "random")
-ROUNDS = 8  # cuts while OptG's scores are accumulated
+SCORE_CUTS = 8  # how often the mask is cut while OptG's scores are learned
 
 
 @dataclass
 class Paradox:
-    what: Annotated[str, tyro.conf.Positional]  # the folder of a run, one of its checkpoints, or a model's name
-    data: str | None = None  # where it is not the run's: digits, cifar10, …, package.module:function
-    folder: str | None = None  # that has the data
-    criteria: tuple[str, ...] = CRITERIA  # that choose what is removed
-    counts: tuple[int, ...] = ()  # how many weights to remove at once; by default 1, 10, 100, … and up to 99 %
-    batches: int = 4  # that losses and gradients are taken on
-    batch_size: int = 128
-    steps: int = 50  # of training after the removal; 0: leave it out
-    lr: float = 0.01  # of these steps
-    accumulate: int = 64  # steps in which OptG's scores are made, where no checkpoint has them
-    samples: int = 8  # weights that are removed one at a time
-    seed: int = 0
+    what: Annotated[str, tyro.conf.Positional]  # a run folder, one of its checkpoints, or a model's name
+    data: str | None = None  # digits, cifar10, …, package.module:function; by default the run's data
+    folder: str | None = None  # folder that has the data
+    criteria: tuple[str, ...] = CRITERIA  # criteria that choose the weights to remove
+    counts: tuple[int, ...] = ()  # numbers of weights to remove at once; by default 1, 10, 100, … and up to 99 %
+    batches: int = 4  # batches to compute losses and gradients on
+    batch_size: int = 128  # images per batch
+    steps: int = 50  # training steps after the removal; 0: no training
+    lr: float = 0.01  # learning rate of these steps
+    accumulate: int = 64  # steps in which OptG's scores are learned, if no checkpoint has them
+    samples: int = 8  # number of removed weights that are also measured one at a time
+    seed: int = 0  # of the data order, the random criterion and the samples
     device: str = "auto"  # cuda, cpu; auto: a GPU if there is one
-    output: Path | None = None  # the folder for paradox.jsonl and paradox.png; by default paradox/ and the model's name
+    output: Path | None = None  # folder for paradox.jsonl and paradox.png; by default paradox/ and the model's name
 
 
 def paradox(options: Paradox) -> None:
-    from optg.experiments.paradox.measure import Subject, measure
-    from optg.experiments.paradox.picture import draw
-    from optg.files import atomic_write
-    from optg.naming import nearest
+    """Measure the rows that are missing from paradox.jsonl, print the table and draw the picture."""
+    from optg.experiments.paradox.measure import MeasuredModel, measure
+    from optg.experiments.paradox.picture import draw_paradox
+    from optg.experiments.paradox.rows import RowFile
+    from optg.experiments.paradox.table import paradox_table
     from optg.training.parallel import start
 
-    if not options.criteria:
-        raise ValueError(f"--criteria names none; expected some of {', '.join(CRITERIA)}")
+    check_options(options)
     folder = options.output or Path("paradox") / re.sub(r"[^\w.=-]+", "_", options.what).strip("_")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output {folder} is a file; expected a folder")
-    for name in options.criteria:
-        if name not in CRITERIA:
-            raise ValueError(f"unknown criterion {name!r}; {nearest(name, CRITERIA)}")
-    limits = {"batches": 1, "batch_size": 1, "steps": 0, "accumulate": 1, "samples": 1}
-    for option, least in limits.items():
-        if getattr(options, option) < least:
-            raise ValueError(f"--{option.replace('_', '-')} is {getattr(options, option)}; expected at least {least}")
-    if not 0 < options.lr < math.inf:
-        raise ValueError(f"--lr is {options.lr:g}; expected a number above 0")
-    file = folder / "paradox.jsonl"
-    lines = read(file)
+    file = RowFile(folder / "paradox.jsonl", options_of_rows(options))
+    console = Console()
     with start("none", options.device) as parallel:
         data, model, scores = load(options, parallel.device)
-        batches = take(data, options.batches)
+        batches = first_batches(data, options.batches)
         refuse_other_data(model, batches[0], options)
-        subject = Subject(model, loss, batches)
-        if not math.isfinite(subject.whole):
-            raise ValueError(f"the loss of {options.what} is {subject.whole} on this data; expected a number")
-        if subject.size < 2:
-            raise ValueError(f"{options.what} has {subject.size} weights that are not 0; expected at least 2")
-        counts = options.counts or powers(subject.size)
-        if bad := [count for count in counts if not 1 <= count < subject.size]:
-            raise ValueError(f"--counts has {bad[0]}; expected 1 to {subject.size - 1}: the model has {subject.size} weights")
+        subject = MeasuredModel(model, cross_entropy_loss, batches)
+        counts = checked_counts(options, subject.size, subject.original_loss)
 
-        def further() -> Iterator[Any]:
-            """Batches to train on: not those that are measured on, which are of epoch 0."""
+        def training_batches() -> Iterator[Any]:
+            """Yield batches of epoch 1 and later; the measured batches are of epoch 0."""
             epoch = 1
             while True:
                 yield from data.train(epoch)
                 epoch += 1
 
-        console = Console()
         source = "its checkpoint's scores" if scores else f"scores of {options.accumulate} steps on frozen weights"
         console.print(
-            f"{options.what}: {subject.size:,} weights, loss {subject.whole:.4f} on {options.batches} batches of "
-            f"{options.batch_size}" + (f"; optg by {source}" if "optg" in options.criteria else ""),
+            f"{options.what}: {subject.size:,} weights, loss {subject.original_loss:.4f} on {options.batches} batches of "
+            f"{options.batch_size}" + (f"; optg uses {source}" if "optg" in options.criteria else ""),
             highlight=False, soft_wrap=True,
         )  # fmt: skip
-        chosen = criteria(options, scores, further)
-        found = {(row.criterion, row.removed): row for row in earlier(lines, options) if row.loss == subject.whole}
-        wanted = [(name, choose, count) for name, choose in chosen.items() for count in counts if (name, count) not in found]
+        criteria = build_criteria(options, scores, training_batches)
+        found = {(row.criterion, row.removed): row for row in file.rows(subject.original_loss)}
+        missing = [
+            (name, criterion, count) for name, criterion in criteria.items() for count in counts if (name, count) not in found
+        ]
         measured = measure(
-            subject, wanted, further, steps=options.steps, lr=options.lr, samples=options.samples, seed=options.seed
+            subject,
+            missing,
+            training_batches,
+            steps=options.steps,
+            lr=options.lr,
+            samples=options.samples,
+            seed=options.seed,
         )
         folder.mkdir(parents=True, exist_ok=True)
-        for row in shown(console, measured, len(wanted)):
+        for row in with_progress_bar(console, measured, len(missing)):
             found[row.criterion, row.removed] = row
-            lines.append({**dataclasses.asdict(row), "options": recorded(options)})
-            with atomic_write(file) as partial:
-                partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    rows = [found[name, count] for name in chosen for count in counts]
-    console.print(table(rows, options))
-    draw(rows, Path(options.what).name, options.steps, folder / "paradox.png")
-    console.print(f"{file}, {folder / 'paradox.png'}", highlight=False, soft_wrap=True)
+            file.append(row)
+    rows = [found[name, count] for name in criteria for count in counts]
+    console.print(paradox_table(rows, options.steps, options.samples))
+    draw_paradox(rows, Path(options.what).name, options.steps, folder / "paradox.png")
+    console.print(f"{file.path}, {folder / 'paradox.png'}", highlight=False, soft_wrap=True)
+
+
+def check_options(options: Paradox) -> None:
+    from optg.naming import nearest
+
+    if not options.criteria:
+        raise ValueError(f"--criteria is empty; expected some of {', '.join(CRITERIA)}")
+    for name in options.criteria:
+        if name not in CRITERIA:
+            raise ValueError(f"unknown criterion {name!r}; {nearest(name, CRITERIA)}")
+    minima = {"batches": 1, "batch_size": 1, "steps": 0, "accumulate": 1, "samples": 1}
+    for option, least in minima.items():
+        if getattr(options, option) < least:
+            raise ValueError(f"--{option.replace('_', '-')} is {getattr(options, option)}; expected at least {least}")
+    if not 0 < options.lr < math.inf:
+        raise ValueError(f"--lr is {options.lr:g}; expected a number above 0")
+
+
+def checked_counts(options: Paradox, size: int, loss: float) -> Sequence[int]:
+    """Return the numbers of weights to remove. Raise if the model cannot be measured."""
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss of {options.what} is {loss} on this data; expected a finite number")
+    if size < 2:
+        raise ValueError(f"{options.what} has {size} nonzero weights; expected at least 2")
+    for count in options.counts:
+        if not 1 <= count < size:
+            raise ValueError(f"--counts has {count}; expected 1 to {size - 1}, because the model has {size} nonzero weights")
+    return options.counts or default_counts(size)
+
+
+def default_counts(size: int) -> list[int]:
+    """Return 1, 10, 100, … up to half of the weights, then 50, 90, 95 and 99 % of them."""
+    powers_of_ten = [10**i for i in range(12) if 10**i < size / 2]
+    shares = [min(round(size * share), size - 1) for share in (0.5, 0.9, 0.95, 0.99)]
+    return list(dict.fromkeys([*powers_of_ten, *shares]))
 
 
 def refuse_other_data(model: "nn.Module", batch: "tuple[Tensor, Tensor]", options: Paradox) -> None:
+    """Raise if the model does not accept the data."""
     import torch
 
     from optg.core.preserve import preserve_model
 
     try:
         with preserve_model(model), torch.no_grad():
-            loss(model.eval(), batch)
+            cross_entropy_loss(model.eval(), batch)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError, TypeError) as error:
-        shape, said = tuple(batch[0].shape[1:]), str(error).splitlines()[0]
-        raise ValueError(f"{options.what} cannot take what the data has, {shape}: {said}") from None
+        shape, reason = tuple(batch[0].shape[1:]), str(error).splitlines()[0]
+        raise ValueError(f"{options.what} does not accept this data, whose inputs have shape {shape}: {reason}") from None
 
 
-def loss(model: "nn.Module", batch: "tuple[Tensor, Tensor]") -> "Tensor":
+def cross_entropy_loss(model: "nn.Module", batch: "tuple[Tensor, Tensor]") -> "Tensor":
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(model(batch[0]), batch[1])
@@ -180,89 +204,40 @@ def saved(path: Path, model: "nn.Module") -> "list[Tensor] | None":
     return [tensors[name] for name in names] if all(name in tensors for name in names) else None
 
 
-def take(data: "Data", count: int) -> list[Any]:
+def first_batches(data: "Data", count: int) -> list[Any]:
+    """Return the first batches of epoch 0."""
     batches = []
     for batch in data.train(0):
         batches.append(batch)
         if len(batches) == count:
             return batches
-    raise ValueError(f"--batches is {count}; there are {len(batches)} of {data.request.batch_size} images each")
+    raise ValueError(f"--batches is {count}; expected at most {len(batches)}, with {data.request.batch_size} images each")
 
 
-def powers(size: int) -> list[int]:
-    """1, 10, 100, … below half of the weights, then half, 90, 95 and 99 % of them; of a few not all, and each once."""
-    tens = [10**i for i in range(12) if 10**i < size / 2]
-    shares = [min(round(size * share), size - 1) for share in (0.5, 0.9, 0.95, 0.99)]
-    return list(dict.fromkeys([*tens, *shares]))
+def build_criteria(
+    options: Paradox, scores: "list[Tensor] | None", training_batches: Callable[[], Iterator[Any]]
+) -> "dict[str, Criterion]":
+    from optg.experiments.paradox import criteria
+
+    known: dict[str, Criterion] = {
+        "snip": criteria.snip,
+        "taylor": criteria.taylor,
+        "magnitude": criteria.magnitude,
+        "loss": criteria.loss_change,
+        "optg": criteria.saved_scores(scores)
+        if scores
+        else criteria.accumulated_scores(training_batches, options.accumulate, SCORE_CUTS),
+        "random": criteria.random(options.seed),
+    }
+    return {name: known[name] for name in options.criteria}
 
 
-def criteria(options: Paradox, scores: "list[Tensor] | None", further: Callable[[], Iterator[Any]]) -> "dict[str, Criterion]":
-    from optg.experiments.paradox import criteria as known
-
-    optg = known.saved_scores(scores) if scores else known.accumulated_scores(further, options.accumulate, ROUNDS)
-    all_of_them: dict[str, Criterion] = {
-        "snip": known.snip, "taylor": known.taylor, "magnitude": known.magnitude, "loss": known.loss_change, "optg": optg,
-        "random": known.random(options.seed),
-    }  # fmt: skip
-    return {name: all_of_them[name] for name in options.criteria}
-
-
-def recorded(options: Paradox) -> dict[str, Any]:
-    """Options that make a row what it is."""
+def options_of_rows(options: Paradox) -> dict[str, Any]:
+    """Return the options that change the measured numbers."""
     return {k: v for k, v in dataclasses.asdict(options).items() if k not in ("criteria", "counts", "device", "output")}
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """All that was measured before, by this command or another."""
-    from optg.experiments.paradox.measure import Row
-
-    known = {field.name for field in dataclasses.fields(Row)} | {"options"}
-    lines = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines() if path.exists() else [], 1):
-        try:
-            lines.append(json.loads(line))
-            fits = lines[-1].keys() == known
-        except (ValueError, AttributeError):
-            fits = False
-        if not fits:
-            raise ValueError(f"{path}, line {number}, is no row of optg paradox; move the file away, or give another --output")
-    return lines
-
-
-def earlier(lines: list[dict[str, Any]], options: Paradox) -> "list[Row]":
-    """Rows that a command of the same options has left."""
-    from optg.experiments.paradox.measure import Row
-
-    same = [line for line in lines if line["options"] == recorded(options)]
-    return [Row(**{key: value for key, value in line.items() if key != "options"}) for line in same]
-
-
-def shown(console: Console, rows: "Iterator[Row]", total: int) -> "Iterator[Row]":
-    """The rows, with a bar in a terminal."""
+def with_progress_bar(console: Console, rows: "Iterator[Row]", total: int) -> "Iterator[Row]":
     from rich.progress import track
 
     yield from track(rows, "removing", total, console=console, transient=True, disable=not console.is_terminal)
-
-
-def table(rows: "Sequence[Row]", options: Paradox) -> Table:
-    made = Table(title="What removing weights at once does to the loss", title_justify="left", caption_justify="left")
-    made.box, made.pad_edge, made.padding = None, False, (0, 1, 0, 0)  # so that it fits 80 columns
-    tuned = f"; tuned: the same after {options.steps} steps of training of the rest" if options.steps else ""
-    made.caption = (
-        f"predicted: −Σ g·w; true: the loss without them less the loss with them{tuned}. One weight of them, in the mean of "
-        f"{options.samples} or all: alone, the others in place (Eq. 7); among, the others removed"
-        f"{' and the rest trained' if options.steps else ''} (Eq. 8); gap: |Eq. 8 − Eq. 7|."
-    )
-    made.add_column("criterion")
-    for column in ("removed", "share", "predicted", "true", "tuned", "alone", "among", "gap"):
-        made.add_column(column, justify="right")
-    last = None
-    for row in rows:
-        if last not in (None, row.criterion):
-            made.add_row()
-        figures = ["" if v is None else f"{v:+.1e}" for v in (row.predicted, row.true, row.tuned)]
-        singles = [f"{value:.1e}" for value in (row.alone, row.among, row.gap)]
-        name = row.criterion if last != row.criterion else ""
-        made.add_row(name, f"{row.removed:,}", f"{row.share:.1%}", *figures, *singles)
-        last = row.criterion
-    return made

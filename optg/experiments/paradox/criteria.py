@@ -1,4 +1,4 @@
-"""Which weights go first. A criterion is a function of the subject and a count; it returns masks without so many weights."""
+"""Criteria that choose which weights to remove: functions of a subject and a count, which return masks."""
 
 import copy
 import itertools
@@ -12,64 +12,67 @@ from torch import Tensor
 from optg.core.masks import keep_top
 from optg.core.prunable import find_prunable
 from optg.core.schedules import default_alpha, logistic
-from optg.experiments.paradox.measure import Masks, Subject, in_training
+from optg.experiments.paradox.measure import Masks, MeasuredModel, set_deterministic_training
 
-Criterion = Callable[[Subject, int], Masks]
+Criterion = Callable[[MeasuredModel, int], Masks]
 
 
-def lowest(subject: Subject, scores: list[Tensor], count: int) -> Masks:
-    """Without the lowest scores, of the weights that are there."""
-    ranked = [s.double().where(here, math.inf) for s, here in zip(scores, subject.present)]
+def remove_lowest(subject: MeasuredModel, scores: list[Tensor], count: int) -> Masks:
+    """Return masks that remove the nonzero weights with the lowest scores."""
+    ranked = [s.double().where(nonzero, math.inf) for s, nonzero in zip(scores, subject.nonzero)]
     return keep_top(ranked, count, names=subject.names)
 
 
-def loss_change(subject: Subject, count: int) -> Masks:
-    """Eq. 4 with its sign, −g·w: those whose removal is said to lower the loss most."""
-    return lowest(subject, [-g * w for g, w in zip(subject.gradient, subject.before)], count)
+def loss_change(subject: MeasuredModel, count: int) -> Masks:
+    """Score by −g·w (Eq. 4 with its sign): remove the weights whose removal is predicted to lower the loss most."""
+    return remove_lowest(subject, [-g * w for g, w in zip(subject.gradient, subject.original)], count)
 
 
-def snip(subject: Subject, count: int) -> Masks:
-    """|g·w|."""
-    return lowest(subject, [(g * w).abs() for g, w in zip(subject.gradient, subject.before)], count)
+def snip(subject: MeasuredModel, count: int) -> Masks:
+    """Score by |g·w|."""
+    return remove_lowest(subject, [(g * w).abs() for g, w in zip(subject.gradient, subject.original)], count)
 
 
-def taylor(subject: Subject, count: int) -> Masks:
-    """Σ (g·w)² over batches."""
-    return lowest(subject, subject.squares, count)
+def taylor(subject: MeasuredModel, count: int) -> Masks:
+    """Score by Σ (g·w)² over the batches."""
+    return remove_lowest(subject, subject.squares, count)
 
 
-def magnitude(subject: Subject, count: int) -> Masks:
-    return lowest(subject, [w.abs() for w in subject.before], count)
+def magnitude(subject: MeasuredModel, count: int) -> Masks:
+    return remove_lowest(subject, [w.abs() for w in subject.original], count)
 
 
 def random(seed: int) -> Criterion:
-    def criterion(subject: Subject, count: int) -> Masks:
+    def criterion(subject: MeasuredModel, count: int) -> Masks:
         generator = torch.Generator().manual_seed(seed)
-        return lowest(subject, [torch.rand(w.shape, generator=generator).to(w.device) for w in subject.before], count)
+        return remove_lowest(subject, [torch.rand(w.shape, generator=generator).to(w.device) for w in subject.original], count)
 
     return criterion
 
 
 def saved_scores(scores: list[Tensor]) -> Criterion:
-    """OptG's, as its training has left them."""
+    """Use the scores that OptG has learned in training."""
 
-    def criterion(subject: Subject, count: int) -> Masks:
-        return lowest(subject, [s.to(w.device) for s, w in zip(scores, subject.before)], count)
+    def criterion(subject: MeasuredModel, count: int) -> Masks:
+        return remove_lowest(subject, [s.to(w.device) for s, w in zip(scores, subject.original)], count)
 
     return criterion
 
 
-def accumulated_scores(further: Callable[[], Iterable[Any]], steps: int, rounds: int) -> Criterion:
-    """OptG's, trained now on weights that stay as they are: each step adds −dL/d(w⊙m)·w, of removed weights too (Eq. 10), and
-    the mask is cut after each round, at a sparsity that rises by Eq. 15."""
+def accumulated_scores(training_batches: Callable[[], Iterable[Any]], steps: int, rounds: int) -> Criterion:
+    """Learn OptG's scores now, with frozen weights.
 
-    def criterion(subject: Subject, count: int) -> Masks:
-        model = copy.deepcopy(subject.model).to(subject.dtype)
+    Each step adds −dL/d(w⊙m)·w, for removed weights too (Eq. 10). After each round the mask is cut, at a sparsity that rises as
+    in Eq. 15.
+    """
+
+    def criterion(subject: MeasuredModel, count: int) -> Masks:
+        model = copy.deepcopy(subject.model).to(subject.training_dtype)
         layers = list(find_prunable(model, None, ()).values())
         weights = [layer.detach().clone() for layer in layers]
-        scores, masks = [torch.zeros_like(w) for w in weights], subject.everything
-        batches, alpha = iter(further()), default_alpha(rounds)
-        in_training(model)
+        scores, masks = [torch.zeros_like(w) for w in weights], subject.all_kept
+        batches, alpha = iter(training_batches()), default_alpha(rounds)
+        set_deterministic_training(model)
         for k in range(1, rounds + 1):
             for batch in itertools.islice(batches, math.ceil(steps * k / rounds) - math.ceil(steps * (k - 1) / rounds)):
                 with torch.enable_grad():
@@ -77,7 +80,7 @@ def accumulated_scores(further: Callable[[], Iterable[Any]], steps: int, rounds:
                 grads = torch.autograd.grad(value, layers, allow_unused=True, materialize_grads=True)
                 torch._foreach_addcmul_(scores, list(grads), weights, value=-1.0)
             share = 1.0 if k == rounds else logistic(alpha * (k - rounds / 2))
-            masks = lowest(subject, scores, math.ceil(share * count))
+            masks = remove_lowest(subject, scores, math.ceil(share * count))
             with torch.no_grad():
                 for layer, weight, mask in zip(layers, weights, masks):
                     layer.copy_(weight * mask)

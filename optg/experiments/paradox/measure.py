@@ -1,17 +1,19 @@
-"""Remove more and more weights at once, and compare the loss with its prediction.
+"""Remove more and more weights at once, and compare the change of the loss with its prediction.
 
-    predicted   −Σ g·w over the removed weights, g being the gradient of the whole model        Eq. 4, summed
-    true        L(without them) − L(with them), on the batches that g was taken on
-    tuned       the same after some steps of training of what is left; the whole model is trained as long
+For all removed weights together:
 
-and for one weight of them at a time, in the mean over a sample:
+    predicted   −Σ g·w over the removed weights, where g is the gradient of the whole model      Eq. 4, summed
+    true        L(without them) − L(with them), on the batches that g was computed on
+    tuned       the same after training the remaining weights for some steps; the whole model is trained for as many
 
-    alone       |L(without it) − L(with it)|, all others in place                               Eq. 7
-    among       |the same|, the others removed and what is left trained on                      Eq. 8
+For one of them at a time, averaged over a sample:
+
+    alone       |L(without it) − L(with it)|, with all others in place                           Eq. 7
+    among       the same, with the others removed and the remaining weights trained              Eq. 8
     gap         |Eq. 8 − Eq. 7|: the error that the paper calls the independence paradox
 
-Losses are means over the batches in float64, since one weight of a million moves a loss by less than float32 can tell. Batch
-norm uses the batches' own statistics, as in training; dropout is off.
+Losses are float64 means over the batches, because one weight in a million changes a loss by less than float32 resolves. Batch
+norm uses the statistics of the batch, as in training; dropout is off.
 """
 
 import copy
@@ -29,17 +31,17 @@ from optg.core.preserve import preserve_model
 from optg.core.probe import Loss
 from optg.core.prunable import find_prunable
 
-Masks = list[Tensor]  # True: kept
-Endless = Iterator[Any]  # batches to train on
+Masks = list[Tensor]  # one for each layer; True: kept
+WeightIndex = tuple[int, int]  # layer, and index into its flattened weights
 
 
 @dataclass
 class Row:
-    """So many weights, chosen by a criterion and removed at once."""
+    """The effect of removing the weights that a criterion chose."""
 
     criterion: str
     removed: int
-    share: float  # of the weights that the model had
+    share: float  # removed / number of nonzero weights
     loss: float  # of the whole model
     predicted: float
     true: float
@@ -49,31 +51,31 @@ class Row:
     gap: float
 
 
-class Subject:
-    """A model, its loss and its data, with all that criteria need to know of them. The model given is left as it was."""
+class MeasuredModel:
+    """A model, its loss function and batches, with what the criteria need. Works on a float64 copy of the model."""
 
     def __init__(self, model: nn.Module, loss: Loss, batches: Sequence[Any]) -> None:
         if not batches:
             raise ValueError("there is no batch; expected at least one")
         self.model, self.loss = copy.deepcopy(model).double(), loss
-        self.batches = [tree_map(doubled, batch) for batch in batches]
+        self.batches = [tree_map(to_double, batch) for batch in batches]
         self.names = list(find_prunable(self.model, None, ()))
         if not self.names:
-            raise ValueError("the model has no prunable weight: expected a Linear, convolution or attention layer")
-        self.dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)  # to train in
+            raise ValueError("the model has no prunable weight; expected a Linear, convolution or attention layer")
+        self.training_dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
         self.weights = [p.detach() for p in find_prunable(self.model, None, ()).values()]
-        self.before = [w.clone() for w in self.weights]
-        self.present = [w != 0 for w in self.weights]
-        self.size = sum(int(here.sum()) for here in self.present)
+        self.original = [w.clone() for w in self.weights]
+        self.nonzero = [w != 0 for w in self.weights]
+        self.size = sum(int(mask.sum()) for mask in self.nonzero)
         self.gradient, self.squares = self.differentiate()
-        self.whole = self.value()
+        self.original_loss = self.current_loss()
 
     def differentiate(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The mean gradient, and Σ (g·w)² over the batches."""
+        """Return the mean gradient, and Σ (g·w)² over the batches."""
         mean, squares = [torch.zeros_like(w) for w in self.weights], [torch.zeros_like(w) for w in self.weights]
         parameters = list(find_prunable(self.model, None, ()).values())
         with preserve_model(self.model), torch.enable_grad():
-            in_training(self.model)
+            set_deterministic_training(self.model)
             for batch in self.batches:
                 value = self.loss(self.model, batch)
                 grads = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
@@ -83,57 +85,58 @@ class Subject:
         return mean, squares
 
     @torch.no_grad()
-    def value(self) -> float:
-        """The loss of what stands in the model now."""
+    def current_loss(self) -> float:
+        """Return the mean loss of the model with its current weights."""
         with preserve_model(self.model):
-            in_training(self.model)
+            set_deterministic_training(self.model)
             return sum(float(self.loss(self.model, batch)) for batch in self.batches) / len(self.batches)
 
-    def show(self, values: Sequence[Tensor], masks: Masks) -> None:
+    def set_weights(self, values: Sequence[Tensor], masks: Masks) -> None:
         for w, value, mask in zip(self.weights, values, masks):
             w.copy_(value.double().where(mask, 0.0))
 
     @property
-    def everything(self) -> Masks:
-        return [torch.ones_like(here) for here in self.present]
+    def all_kept(self) -> Masks:
+        return [torch.ones_like(mask) for mask in self.nonzero]
 
-    def predicted(self, masks: Masks) -> float:
-        """−Σ g·w over what the masks remove."""
-        products = (-(g * w)[~mask].sum() for g, w, mask in zip(self.gradient, self.before, masks))
+    def predicted_change(self, masks: Masks) -> float:
+        """Return −Σ g·w over the removed weights."""
+        products = (-(g * w)[~mask].sum() for g, w, mask in zip(self.gradient, self.original, masks))
         return float(sum(products))
 
-    def true(self, masks: Masks) -> float:
-        self.show(self.before, masks)
-        change = self.value() - self.whole
-        self.show(self.before, self.everything)
+    def true_change(self, masks: Masks) -> float:
+        """Return how the loss changes if the weights are removed."""
+        self.set_weights(self.original, masks)
+        change = self.current_loss() - self.original_loss
+        self.set_weights(self.original, self.all_kept)
         return change
 
-    def trained(self, masks: Masks, batches: Endless, steps: int, lr: float) -> dict[str, Tensor]:
-        """What is left under the masks, after some steps of SGD with momentum 0.9."""
-        self.show(self.before, masks)
-        model = copy.deepcopy(self.model).to(self.dtype)
-        self.show(self.before, self.everything)
-        in_training(model)
+    def train_kept(self, masks: Masks, batches: Iterator[Any], steps: int, lr: float) -> dict[str, Tensor]:
+        """Return the state of the masked model after some steps of SGD with momentum 0.9."""
+        self.set_weights(self.original, masks)
+        model = copy.deepcopy(self.model).to(self.training_dtype)
+        self.set_weights(self.original, self.all_kept)
+        set_deterministic_training(model)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr, momentum=0.9)
         layers = list(find_prunable(model, None, ()).values())
-        keep = [(mask & here) for mask, here in zip(masks, self.present)]
+        kept = [mask & nonzero for mask, nonzero in zip(masks, self.nonzero)]
         with torch.enable_grad():
             for batch in itertools.islice(batches, steps):
                 optimizer.zero_grad()
                 self.loss(model, batch).backward()
                 optimizer.step()
                 with torch.no_grad():
-                    for layer, mask in zip(layers, keep):
+                    for layer, mask in zip(layers, kept):
                         layer.mul_(mask)
         return {name: t.detach().double() if t.is_floating_point() else t for name, t in model.state_dict().items()}
 
 
-def doubled(x: Any) -> Any:
+def to_double(x: Any) -> Any:
     return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def in_training(model: nn.Module) -> None:
-    """As in training, but for what is random: batch norm by the batch, dropout off."""
+def set_deterministic_training(model: nn.Module) -> None:
+    """Switch batch norm to the statistics of the batch, as in training, and everything else (dropout) to evaluation."""
     model.eval()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -141,83 +144,77 @@ def in_training(model: nn.Module) -> None:
 
 
 def measure(
-    subject: Subject,
-    wanted: Iterable[tuple[str, Callable[[Subject, int], Masks], int]],
-    further: Callable[[], Iterable[Any]],
+    subject: MeasuredModel,
+    wanted: Iterable[tuple[str, Callable[[MeasuredModel, int], Masks], int]],
+    training_batches: Callable[[], Iterable[Any]],
     *,
     steps: int,
     lr: float,
     samples: int,
     seed: int,
 ) -> Iterator[Row]:
-    """A row for each criterion's name, criterion and count. `further` gives batches to train on, the same ones at each call."""
-    state = {name: t.clone() for name, t in subject.model.state_dict().items()}
+    """Yield a row for each (name, criterion, count). `training_batches` must return the same batches at each call."""
+    original_state = {name: t.clone() for name, t in subject.model.state_dict().items()}
 
-    def tuned(masks: Masks) -> dict[str, Tensor]:
-        return subject.trained(masks, iter(further()), steps, lr) if steps else state
+    def train(masks: Masks) -> dict[str, Tensor]:
+        return subject.train_kept(masks, iter(training_batches()), steps, lr) if steps else original_state
 
-    def value(tensors: dict[str, Tensor], masks: Masks) -> float:
-        """The loss of a trained state under masks."""
-        subject.model.load_state_dict(tensors)
-        subject.show([w.clone() for w in subject.weights], masks)
-        loss = subject.value()
+    def loss_of(state: dict[str, Tensor], masks: Masks) -> float:
         subject.model.load_state_dict(state)
+        subject.set_weights([w.clone() for w in subject.weights], masks)
+        loss = subject.current_loss()
+        subject.model.load_state_dict(original_state)
         return loss
 
-    rest = value(tuned(subject.everything), subject.everything) if steps else 0.0
-    for name, choose, count in wanted:
-        masks = choose(subject, count)
-        random = torch.Generator().manual_seed(seed)
-        picked = pick(masks, samples, random)
-        alone = [subject.true(without(subject.everything, [one])) for one in picked]
-        others = with_(masks, picked)  # what goes before the sampled weights do
-        after = tuned(others)
-        gone = value(after, masks)
-        among = [gone - value(after, with_(masks, [one])) for one in picked]
+    whole_trained = loss_of(train(subject.all_kept), subject.all_kept) if steps else 0.0
+    for name, criterion, count in wanted:
+        masks = criterion(subject, count)
+        sample = sample_removed(masks, samples, torch.Generator().manual_seed(seed))
+        alone = [subject.true_change(with_mask(subject.all_kept, [one], False)) for one in sample]
+        state = train(with_mask(masks, sample, True))  # all removed weights except the sampled ones are gone
+        without_all = loss_of(state, masks)
+        among = [without_all - loss_of(state, with_mask(masks, [one], True)) for one in sample]
         yield Row(
-            name, count, count / subject.size, subject.whole, subject.predicted(masks), subject.true(masks),
-            value(tuned(masks), masks) - rest if steps else None, mean(map(abs, alone)), mean(map(abs, among)),
-            mean(abs(a - b) for a, b in zip(among, alone)),
-        )  # fmt: skip
+            criterion=name,
+            removed=count,
+            share=count / subject.size,
+            loss=subject.original_loss,
+            predicted=subject.predicted_change(masks),
+            true=subject.true_change(masks),
+            tuned=loss_of(train(masks), masks) - whole_trained if steps else None,
+            alone=mean(map(abs, alone)),
+            among=mean(map(abs, among)),
+            gap=mean(abs(a - b) for a, b in zip(among, alone)),
+        )
 
 
-Place = tuple[int, int]  # layer, index
-
-
-def pick(masks: Masks, samples: int, random: torch.Generator) -> list[Place]:
-    """Some of the removed weights."""
+def sample_removed(masks: Masks, samples: int, generator: torch.Generator) -> list[WeightIndex]:
+    """Return the indices of some removed weights."""
     sizes = [int((~mask).sum()) for mask in masks]
     chosen = (
-        torch.randperm(sum(sizes), generator=random)[:samples].tolist()
+        torch.randperm(sum(sizes), generator=generator)[:samples].tolist()
         if sum(sizes) < 1 << 24
-        else torch.randint(sum(sizes), (samples,), generator=random).unique().tolist()
+        else torch.randint(sum(sizes), (samples,), generator=generator).unique().tolist()
     )
-    places = []
+    indices = []
     for number in chosen:
         layer = 0
         while number >= sizes[layer]:
             number -= sizes[layer]
             layer += 1
-        places.append((layer, int((~masks[layer]).flatten().nonzero()[number])))
-    return places
+        indices.append((layer, int((~masks[layer]).flatten().nonzero()[number])))
+    return indices
 
 
-def without(masks: Masks, places: list[Place]) -> Masks:
-    return changed(masks, places, False)
-
-
-def with_(masks: Masks, places: list[Place]) -> Masks:
-    return changed(masks, places, True)
-
-
-def changed(masks: Masks, places: list[Place], kept: bool) -> Masks:
-    out = list(masks)
-    for layer in {layer for layer, _ in places}:
-        out[layer] = masks[layer].clone()
-        for other, index in places:
+def with_mask(masks: Masks, indices: list[WeightIndex], kept: bool) -> Masks:
+    """Return a copy of the masks in which some weights are kept, or removed."""
+    changed = list(masks)
+    for layer in {layer for layer, _ in indices}:
+        changed[layer] = masks[layer].clone()
+        for other, index in indices:
             if other == layer:
-                out[layer].view(-1)[index] = kept
-    return out
+                changed[layer].view(-1)[index] = kept
+    return changed
 
 
 def mean(values: Iterable[float]) -> float:

@@ -1,0 +1,106 @@
+"""Combine the finished runs of a cell into one accuracy, and format it beside the paper's."""
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from optg.experiments.declaration import Cell, Experiment
+from optg.experiments.records import Summaries
+from optg.report.paper import SAME
+
+MAX_LOG_RATIO = math.log(2)  # a run counts if it keeps at least half and at most twice as many weights as the target
+COLUMNS = ("dataset", "method", "setting", "ours", "paper", "difference", "sparsity", "MFLOPs", "seeds", "seconds")
+
+
+@dataclass
+class CellResult:
+    """A cell and the summaries of its finished runs."""
+
+    cell: Cell
+    summaries: list[dict[str, Any]] = field(default_factory=list)  # one for each seed
+    too_far: list[dict[str, Any]] = field(default_factory=list)  # the closest ones, if none came close to the target sparsity
+
+    def mean(self, key: str) -> float:
+        return statistics.fmean(summary[key] for summary in self.summaries)
+
+    @property
+    def accuracy(self) -> float:
+        """Return the mean accuracy in %."""
+        return 100 * self.mean("accuracy")
+
+    @property
+    def deviation(self) -> float | None:
+        """Return the standard deviation of the accuracy over seeds, or None for a single seed."""
+        return statistics.stdev(100 * s["accuracy"] for s in self.summaries) if len(self.summaries) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Return our accuracy minus the paper's, or None unless both models keep about as many weights."""
+        paper = self.cell.paper
+        if not paper or not self.summaries:
+            return None
+        kept_in_paper = 1 - self.cell.paper_sparsity / 100
+        same = abs(1 - self.mean("sparsity") - kept_in_paper) <= SAME * kept_in_paper
+        return self.accuracy - paper.accuracy if same else None
+
+
+def collect_results(experiment: Experiment, summaries: Summaries) -> list[CellResult]:
+    return [cell_result(cell, summaries) for cell in experiment.cells]
+
+
+def cell_result(cell: Cell, summaries: Summaries) -> CellResult:
+    """Take one finished run for each seed: the one closest to the target sparsity, if it is close enough."""
+    by_seed: dict[int, list[dict[str, Any]]] = {}
+    for run in cell.runs:
+        if run.key in summaries:
+            by_seed.setdefault(run.plan.recipe.seed, []).append(summaries[run.key])
+
+    def distance(summary: dict[str, Any]) -> float:
+        return abs(math.log(max(1 - summary["sparsity"], 1e-9) / (1 - (cell.sparsity or 0.0))))
+
+    closest = [min(found, key=distance) for found in by_seed.values()]
+    close = [summary for summary in closest if distance(summary) < MAX_LOG_RATIO]
+    return CellResult(cell, close, [] if close else closest)
+
+
+def format_result(result: CellResult) -> list[str]:
+    """Return the texts of a table row, in the order of COLUMNS."""
+    cell, paper = result.cell, result.cell.paper
+    theirs = "" if paper is None else f"{paper.accuracy:.2f}" + (f" at {paper.sparsity:g} %" if paper.sparsity else "")
+    column = cell.column + (" %" if cell.sparsity and cell.column == f"{100 * cell.sparsity:g}" else "")
+    if not result.summaries:
+        reached = ", ".join(f"{100 * summary['sparsity']:.2f} %" for summary in result.too_far)
+        return [cell.dataset, cell.row, column, "", theirs, "", f"too far: {reached}" if reached else "", "", "", ""]
+    deviation = "" if result.deviation is None else f" ± {result.deviation:.2f}"
+    difference = "" if result.difference is None else f"{result.difference:+.2f}"
+    paper_flops = f" (paper {format_number(paper.flops / 1e6)})" if paper and paper.flops else ""
+    return [
+        cell.dataset,
+        cell.row,
+        column,
+        f"{result.accuracy:.2f}{deviation}",
+        theirs,
+        difference,
+        f"{100 * result.mean('sparsity'):.2f} %",
+        format_number(result.mean("flops") / 1e6) + paper_flops,
+        ", ".join(str(s["settings"]["seed"]) for s in result.summaries),
+        f"{result.mean('seconds'):,.0f}",
+    ]
+
+
+def format_number(value: float) -> str:
+    """Format with at least three significant digits."""
+    return f"{value:,.1f}" if value >= 10 else f"{value:#.3g}"
+
+
+def informative_columns(rows: list[list[str]]) -> list[int]:
+    """Return the indices of the columns to show: not the empty ones, nor the dataset if there is only one."""
+
+    def informs(i: int) -> bool:
+        values = {row[i] for row in rows}
+        if COLUMNS[i] == "dataset":
+            return len(values) > 1
+        return COLUMNS[i] in ("method", "ours", "paper") or values != {""}
+
+    return [i for i in range(len(COLUMNS)) if informs(i)]

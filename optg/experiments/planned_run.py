@@ -1,0 +1,125 @@
+"""A planned run: one `optg train` command of an experiment, and the key that tells whether two runs train the same thing."""
+
+import copy
+import dataclasses
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_type_hints
+
+from optg.core.schedules import default_alpha
+from optg.experiments.trained import PREFIX
+from optg.methods import METHODS, defaults
+from optg.naming import nearest
+from optg.training import recipe as recipes
+from optg.training.recipe import HOW, Plan, Recipe, build_method, check, converted, flag
+
+TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
+
+
+@dataclass
+class PlannedRun:
+    """One call of `optg train`."""
+
+    recipe: str
+    plan: Plan
+    starts_from: "PlannedRun | None" = None  # the run whose trained model this one starts from
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return all options of the method."""
+        return dataclasses.asdict(build_method(self.plan))
+
+    @property
+    def changes(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the settings and the method options that differ from the recipe, except sparsity and seed."""
+        unchanged = recipe_plan(self.recipe)
+        settings = dataclasses.replace(unchanged.recipe, seed=self.plan.recipe.seed)
+        same_method = PlannedRun(self.recipe, dataclasses.replace(unchanged, recipe=settings, method=self.plan.method))
+        before, after = dataclasses.asdict(settings), dataclasses.asdict(self.plan.recipe)
+        changed = {k: v for k, v in after.items() if v != before[k] and k not in ("sparsity", "seed")}
+        return changed, {k: v for k, v in self.options.items() if v != same_method.options[k]}
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run's folder, which lists everything that differs from the recipe."""
+        settings, options = self.changes
+        settings.pop("folder", None)
+        if str(settings.get("model", "")).startswith(PREFIX):
+            settings["model"] = "trained"
+        changed = [f"{k}={v}" for k, v in {**settings, **options}.items()]
+        plan = self.plan.recipe
+        text = "-".join([self.recipe, self.plan.method, f"{plan.sparsity:g}", *changed, f"seed{plan.seed}"])
+        safe = re.sub(r"[^\w.=-]+", "_", text, flags=re.ASCII)
+        return safe if len(safe) < 200 else f"{safe[:180]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Return the arguments of `optg`, without --output and --device."""
+        settings, options = self.changes
+        plan = self.plan.recipe
+        arguments = ["train", "--recipe", self.recipe, "--method", self.plan.method]
+        arguments += ["--sparsity", f"{plan.sparsity!r}", "--seed", f"{plan.seed}"]
+        for prefix, values in (("", settings), ("method.", options)):
+            for key, value in values.items():
+                arguments += flag(prefix, key, value)
+        return arguments
+
+    @property
+    def key(self) -> str:
+        """Return the same string for two runs that train the same thing."""
+        return run_key({"settings": dataclasses.asdict(self.plan.recipe), "method": self.plan.method, "options": self.options})
+
+
+def run_key(summary: dict[str, Any]) -> str:
+    """Return the key of a finished run. Settings and options missing from an older summary count as their defaults."""
+    method = METHODS.get(summary["method"])
+    settings = dataclasses.asdict(Recipe()) | summary["settings"]
+    options = defaults(summary["method"]) | summary["options"]
+    settings = {k: v for k, v in settings.items() if k not in HOW}
+    settings["model"] = re.sub(f"{re.escape(PREFIX)}.*/", PREFIX, settings["model"])  # ignore the folder a model is in
+    settings["milestones"] = list(settings["milestones"])  # JSON has no tuples
+    if "alpha" in options and options["alpha"] is None:
+        options["alpha"] = default_alpha(settings["epochs"])
+    if method and method.learns_sparsity:
+        settings["sparsity"] = None
+    return repr([summary["method"], sorted(settings.items()), sorted(options.items())])
+
+
+@cache
+def recipe_plan(recipe: str) -> Plan:
+    """Return a recipe's plan. The result is shared: copy it before changing it."""
+    return recipes.load(recipe)
+
+
+def plan_run(
+    recipe: str, method: str, settings: dict[str, Any], options: dict[str, Any], starts_from: PlannedRun | None = None
+) -> PlannedRun:
+    """Return a run of a recipe and a method with changed settings and method options."""
+    plan, types = copy.deepcopy(recipe_plan(recipe)), get_type_hints(Recipe)
+    for key, value in settings.items():
+        if key not in types:
+            raise ValueError(f"unknown setting {key!r}; {nearest(key, types)}")
+        value = list(value) if isinstance(value, tuple) else value
+        setattr(plan.recipe, key, converted(key, value, types[key]))
+    plan.method = method
+    options = {key: epochs_to_steps(value, plan.recipe) for key, value in options.items()}
+    plan.methods = {method: {**plan.methods.get(method, {}), **options}}
+    if plan.recipe.epochs == 1 and getattr(build_method(plan), "every", 1) is None:
+        plan.methods[method]["every"] = 1  # a single epoch has no later epoch to cut at, so cut at every step
+    check(plan.recipe, f"{recipe}, {method}")
+    return PlannedRun(recipe, plan, starts_from)
+
+
+def epochs_to_steps(value: Any, recipe: Recipe) -> Any:
+    """Convert "20 epochs" to a number of steps; return any other value unchanged."""
+    match = re.fullmatch(r"(\d+) epochs", value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    synthetic = re.fullmatch(r"synthetic:.*:(\d+)", recipe.data)
+    images = int(synthetic[1]) if synthetic else TRAINING_IMAGES.get(recipe.data)
+    if images is None:
+        known = ", ".join(TRAINING_IMAGES)
+        raise ValueError(f"cannot convert {value} to steps for data {recipe.data!r}; expected {known} or synthetic:…")
+    return int(match[1]) * (images // recipe.batch_size)

@@ -1,0 +1,75 @@
+"""Start a run as a process of its own, with its GPU and its share of the CPU cores."""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from optg.experiments.planned_run import PlannedRun
+from optg.machine import cores
+
+
+@dataclass
+class Job:
+    """A run that is training in a process."""
+
+    run: PlannedRun
+    slot: int
+    process: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.monotonic)
+
+
+def start_process(command: list[str], log_path: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command and append its output to a log."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("ab") as log:
+        log.write(f"$ {shlex.join(command)}\n".encode())
+        log.flush()
+        # A session of its own: Ctrl-C in the terminal then reaches only this process, which forwards it once.
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def interrupt_at_exit(jobs: list[Job]) -> Iterator[None]:
+    """Interrupt the jobs that are still running at the end, so that an error here leaves no run behind."""
+    try:
+        yield
+    finally:
+        for job in jobs:
+            job.process.send_signal(signal.SIGINT)
+
+
+def process_environment(slot: int, jobs: int, device: str) -> dict[str, str]:
+    """Return the environment of the process in a slot: GPUs are used in turn, CPU cores are divided among the jobs."""
+    threads = max(1, cores() // max(1, jobs))
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONUNBUFFERED": "1"}
+    gpus = visible_gpus() if device in ("auto", "cuda") else []
+    if len(gpus) > 1:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return environment
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs as CUDA_VISIBLE_DEVICES names them."""
+    if given := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return given.split(",")
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+def last_line(log_path: Path) -> str:
+    lines = log_path.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"

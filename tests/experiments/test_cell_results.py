@@ -1,0 +1,49 @@
+"""Means over seeds, and our accuracies beside the paper's."""
+
+import pytest
+
+from optg.experiments.cell_results import collect_results, format_result
+from optg.experiments.declaration import Selection, load_experiment
+from tests.experiments.fake_summaries import by_key, fake_summary
+
+
+def test_mean_deviation_and_difference():
+    experiment = load_experiment("cifar", Selection(on=("cifar10",), only=("optg",), columns=("95",), seeds=(0, 1, 2)))
+    runs = experiment.runs
+    found = by_key(*(fake_summary(run, accuracy=a) for run, a in zip(runs, (0.93, 0.94, 0.95))))
+    [result] = collect_results(experiment, found)
+    assert result.accuracy == pytest.approx(94) and result.deviation == pytest.approx(1)
+    assert result.difference == pytest.approx(94 - 93.79)
+    assert format_result(result)[3:7] == ["94.00 ± 1.00", "93.79", "+0.21", "95.00 %"]
+    [result] = collect_results(experiment, by_key(fake_summary(runs[1], accuracy=0.93)))
+    assert format_result(result)[3:6] == ["93.00", "93.79", "-0.79"] and result.deviation is None
+    [result] = collect_results(experiment, {})
+    assert format_result(result)[3:6] == ["", "93.79", ""]
+
+
+def test_a_difference_needs_the_same_sparsity_as_the_papers():
+    experiment = load_experiment("mobilenet", Selection(on=("imagenet",), only=("gmp",), columns=("90",)))
+
+    def difference(sparsity):
+        found = by_key(fake_summary(experiment.runs[0], sparsity=sparsity, accuracy=0.62))
+        [result] = collect_results(experiment, found)
+        return result.difference
+
+    assert difference(0.9) is None and difference(0.8903) == pytest.approx(62 - 61.80)  # the paper's is at 89.03 %
+
+
+def test_the_run_closest_to_the_target_sparsity_counts_if_it_is_close_enough():
+    experiment = load_experiment("extreme", Selection(only=("str",)))
+    runs = experiment.runs
+    assert len(runs) == 5  # the same runs for all columns
+    found = by_key(*(fake_summary(run, sparsity=s) for run, s in zip(runs, (0.96, 0.985, 0.992))))
+    shown = {result.cell.column: [s["sparsity"] for s in result.summaries] for result in collect_results(experiment, found)}
+    assert shown == {"98": [0.985], "99": [0.992], "99.5": [0.992]}
+    experiment = load_experiment("cifar", Selection(on=("cifar10",), only=("str",)))
+    found = by_key(fake_summary(experiment.runs[0], sparsity=0.9494))
+    differences = {result.cell.column: format_result(result)[5] for result in collect_results(experiment, found)}
+    assert differences["95"] and not differences["90"]  # the run is shown in both cells, but only one has the paper's sparsity
+    experiment = load_experiment("extreme", Selection(only=("str",)))
+    found = by_key(*(fake_summary(run, sparsity=0.9) for run in runs))
+    assert not any(result.summaries for result in collect_results(experiment, found))
+    assert {format_result(result)[6] for result in collect_results(experiment, found)} == {"too far: 90.00 %"}

@@ -1,0 +1,69 @@
+"""A planned run: its command, its folder name and its key."""
+
+import dataclasses
+
+import pytest
+
+from optg import cli
+from optg.experiments.declaration import Selection, experiment_datasets, experiment_names, load_experiment
+from optg.experiments.planned_run import PlannedRun, run_key
+from optg.training import run as training
+from optg.training.recipe import build_method
+from tests.experiments.fake_summaries import fake_summary
+
+
+def one_run_of_each_kind() -> list[PlannedRun]:
+    """Return a run for each combination of recipe, method and names of changed settings and options."""
+    kinds: dict[str, PlannedRun] = {}
+    for name in experiment_names():
+        for dataset in experiment_datasets(name):
+            for run in load_experiment(name, Selection(on=(dataset,), optional_columns=True)).runs:
+                settings, options = run.changes
+                kinds.setdefault(repr((run.recipe, run.plan.method, sorted(settings), sorted(options))), run)
+    return list(kinds.values())
+
+
+def test_the_command_of_a_run_trains_what_was_planned(monkeypatch, tmp_path):
+    seen = []
+
+    class SeenEnough(Exception):
+        pass
+
+    def note_plan(plan, folder, *_):
+        seen.append({"settings": dataclasses.asdict(plan.recipe), "method": plan.method})
+        seen[-1]["options"] = dataclasses.asdict(build_method(plan))
+        raise SeenEnough
+
+    monkeypatch.setattr(training, "run", note_plan)
+    for run in one_run_of_each_kind():
+        if run.starts_from is None:  # otherwise it needs the model of another run
+            with pytest.raises(SeenEnough):
+                cli.train([*run.arguments[1:], "--output", str(tmp_path), "--device", "cpu"])
+            assert run_key(seen[-1]) == run.key, run.name
+    assert len(seen) > 40
+
+
+def test_a_run_of_one_epoch_cuts_at_every_step():
+    runs = load_experiment("cifar", Selection(only=("optg", "gmp"), settings={"epochs": 1})).runs
+    assert {run.plan.method: run.options["every"] for run in runs} == {"optg": 1, "gmp": 100}
+
+
+def test_a_folder_name_lists_the_changes_and_fits_a_file_system():
+    long = "synthetic:3x224x224:1000:" + "1" * 300
+    [run] = load_experiment(
+        "cifar", Selection(only=("dense",), on=("cifar10",), settings={"data": long, "folder": "/a/b"})
+    ).runs
+    assert len(run.name) < 200 and "/" not in run.name and ":" not in run.name
+    [run] = load_experiment(
+        "dormant-decay", Selection(only=("frozen",), columns=("99",), seeds=(0,), settings={"folder": "/a/b"})
+    ).runs
+    assert run.name == "vgg19-cifar100-optg-0.99-epochs=80-dormant_decay=False-seed0"
+
+
+def test_settings_missing_from_an_older_summary_count_as_defaults():
+    run = load_experiment("dormant-decay").runs[0]
+    older = fake_summary(run)
+    del older["settings"]["hold"], older["options"]["every_epochs"]
+    assert run_key(older) == run.key
+    other = fake_summary(run, options={**run.options, "alpha": 0.7})
+    assert run_key(other) != run.key
