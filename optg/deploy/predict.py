@@ -1,16 +1,13 @@
-"""A trained model at work: on image files, or on the test images of its data. The zeros are skipped."""
+"""Run a trained model on image files or on the test images of its dataset, skipping the zeros."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
-from rich.console import Console
-from rich.markup import escape
 from torch import Tensor
 
 import optg
@@ -20,45 +17,49 @@ from optg.deploy.export import Trained, load_data, open_trained
 from optg.deploy.packed import About
 from optg.training.recipe import Recipe
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 BATCH = 32
 
 
-def infer(path: Path, images: list[Path], on_test: bool, folder: str | None, threads: int | None, console: Console) -> None:
-    """What `optg run` does."""
+def predict(path: Path, images: list[Path], on_test: bool, folder: str | None, threads: int | None, console: "Console") -> None:
+    """Carry out `optg predict`: classify image files, or print the accuracy on the test images."""
     if bool(images) == on_test:
-        raise ValueError("give image files, or --data test for the test images of the model's data; one of the two")
+        raise ValueError("give either image files, or --data test for the test images of the model's dataset")
     if threads is not None and threads < 1:
         raise ValueError(f"--threads is {threads}; expected at least 1")
     trained = open_trained(path)
     if on_test:
-        score(trained, data_of(trained, folder), threads, console)
+        print_accuracy(trained, open_dataset(trained, folder), threads, console)
     else:
-        classify(trained, images, threads, console)
+        print_classes(trained, images, threads, console)
 
 
-# ---- image files
+def print_classes(trained: Trained, paths: list[Path], threads: int | None, console: "Console") -> None:
+    """Print the five most likely classes of each image."""
+    from rich.markup import escape
 
-
-def classify(trained: Trained, paths: list[Path], threads: int | None, console: Console) -> None:
-    """Print the five likeliest classes of each image."""
     about = trained.about
     if about.mean is None or about.std is None:
-        raise ValueError("it is not known how this model's images were normalised; use --data test, or optg.load in Python")
+        raise ValueError("the normalisation of this model's images is unknown; use --data test, or optg.load in Python")
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"there is no image {path}")
     network = optg.compile(trained.model, trained.example, threads=threads)
     for path in paths:
         with torch.no_grad():
-            shares = network(read(path, about)[None]).float().softmax(1)[0]
+            probabilities = network(read_image(path, about)[None]).float().softmax(1)[0]
         console.print(f"[bold]{escape(str(path))}[/]", soft_wrap=True)
-        for share, label in zip(*shares.topk(min(5, len(shares)))):
+        for probability, label in zip(*probabilities.topk(min(5, len(probabilities)))):
             text = about.labels[int(label)] if about.labels else f"class {int(label)}"
-            console.print(f"  {float(share):7.2%}  {escape(text)}", highlight=False, soft_wrap=True)
+            console.print(f"  {float(probability):7.2%}  {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def read(path: Path, about: About) -> Tensor:
-    """An image file as the model was trained to see it: a square in the middle, resized, normalised."""
+def read_image(path: Path, about: About) -> Tensor:
+    """Read an image file, then crop, resize and normalise it as in training."""
+    from PIL import Image
+
     channels, height, width = about.shape
     if channels not in (1, 3):
         raise ValueError(f"the model takes images of {channels} channels; an image file has 1 or 3")
@@ -66,7 +67,7 @@ def read(path: Path, about: About) -> Tensor:
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):
-                raise ValueError(f"its pixels have more than 8 bits a channel (mode {image.mode}); expected 8")
+                raise ValueError(f"it has more than 8 bits per channel (mode {image.mode}); expected 8")
             side = about.centre * min(image.size)
             left, top = (image.width - side) / 2, (image.height - side) / 2
             box = (left, top, left + side, top + side)
@@ -78,43 +79,42 @@ def read(path: Path, about: About) -> Tensor:
     return ((pixels - mean) / std).contiguous()
 
 
-# ---- the test images
-
-
-def data_of(trained: Trained, folder: str | None) -> Data:
-    """The data the model was trained on. A file may name data of ours, but no function to be imported."""
+def open_dataset(trained: Trained, folder: str | None) -> Data:
+    """Open the dataset the model was trained on. A packed file may name a built-in dataset, but no function to import."""
     if trained.plan:
         settings = trained.plan.recipe
         return load_data(replace(settings, folder=folder or settings.folder), BATCH)
-    wanted = str(trained.about.origin.get("data"))
-    if wanted.partition(":")[0] not in datasets.DATASETS:
-        raise ValueError(f"the file says that its data is {wanted!r}; expected one of {', '.join(datasets.DATASETS)}")
-    return load_data(Recipe(data=wanted, folder=folder), BATCH)
+    name = str(trained.about.origin.get("data"))
+    if name.partition(":")[0] not in datasets.DATASETS:
+        raise ValueError(f"the file names the dataset {name!r}; expected one of {', '.join(datasets.DATASETS)}")
+    return load_data(Recipe(data=name, folder=folder), BATCH)
 
 
-def score(trained: Trained, data: Data, threads: int | None, console: Console) -> None:
-    """Print the accuracy on the test images, and how many the engine computes in a second."""
+def print_accuracy(trained: Trained, data: Data, threads: int | None, console: "Console") -> None:
+    """Print the accuracy on the test images and the engine's images per second."""
     if tuple(data.shape) != tuple(trained.about.shape):
-        raise ValueError(f"the data's images are {data.shape}; the model takes {trained.about.shape}")
+        raise ValueError(f"the dataset's images are {data.shape}; the model takes {trained.about.shape}")
     network = optg.compile(trained.model, trained.example.expand(BATCH, -1, -1, -1).contiguous(), threads=threads)
-    right = seen = 0
+    correct = seen = 0
     seconds = 0.0
-    for images, labels in warmed(network, data.test()):
+    for images, labels in after_warm_up(network, data.test()):
         start = time.perf_counter()
         outputs = network(images)
         seconds += time.perf_counter() - start
-        right += int((outputs.argmax(1) == labels).sum())
+        correct += int((outputs.argmax(1) == labels).sum())
         seen += len(labels)
     console.print(
-        f"accuracy {right / seen:.2%}  ({seen:,} images, {seen / seconds:,.0f} a second in batches of {BATCH}, "
+        f"accuracy {correct / seen:.2%}  ({seen:,} images, {seen / seconds:,.0f} per second in batches of {BATCH}, "
         f"{threads or 'all'} thread{'s' if threads != 1 else ''})",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def warmed(network: Callable[[Tensor], Any], batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches, the first of them once unseen: what is made at a first call does not count."""
+def after_warm_up(
+    network: Callable[[Tensor], Any], batches: Iterable[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches, after running the first one once so that one-time work of a first call is not timed."""
     for index, (images, labels) in enumerate(batches):
         if index == 0:
             network(images)
