@@ -37,14 +37,14 @@ def check_inputs(graph: Graph, inputs: Sequence[Tensor]) -> int:
         raise GraphError(f"got {len(inputs)} inputs; expected {len(graph.inputs)}: {', '.join(graph.inputs)}")
     for name, value, shape in zip(graph.inputs, inputs, graph.shapes):
         if not isinstance(value, Tensor):
-            raise GraphError(f"input {name} is of type {type(value).__name__}; expected a tensor")
+            raise GraphError(f"the input {name} is of type {type(value).__name__}; expected a tensor")
         if len(value.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape)):
             expected = "×".join("any" if n is None else str(n) for n in shape)
-            raise GraphError(f"input {name} is {'×'.join(map(str, value.shape))}; expected {expected}")
+            raise GraphError(f"the input {name} is {'×'.join(map(str, value.shape))}; expected {expected}")
     batches = [m for v, shape in zip(inputs, graph.shapes) for n, m in zip(shape, v.shape) if n is None]
     if any(m != batches[0] for m in batches[1:]):  # not a set: during an export, that would make the symbolic size a constant
         sizes = " and ".join(map(str, sorted(set(batches))))
-        raise GraphError(f"the inputs have batch sizes {sizes}; expected the same size for all")
+        raise GraphError(f"the inputs have batches of {sizes}; expected one size for all")
     return batches[0] if batches else next((shape[0] or 0 for shape in graph.shapes if shape), 1)
 
 
