@@ -4,13 +4,12 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 import optg
-from optg import data as datasets
 from optg import models
 from optg.core.accounting import as_arguments, count, first_tensor
 from optg.core.preserve import evaluating
@@ -26,8 +25,11 @@ from optg.training.folder import is_run
 from optg.training.recipe import Plan, RecipeError
 from optg.training.run import facts_of, reopen
 
-Form = Literal["packed", "safetensors", "onnx"]
-SUFFIXES: dict[Form, str] = {"packed": ".optg", "safetensors": ".dense.safetensors", "onnx": ".onnx"}
+if TYPE_CHECKING:
+    from optg.data import Data
+
+ExportFormat = Literal["packed", "safetensors", "onnx"]
+SUFFIXES: dict[ExportFormat, str] = {"packed": ".optg", "safetensors": ".dense.safetensors", "onnx": ".onnx"}
 
 
 @dataclass
@@ -88,7 +90,10 @@ def known(run: Path) -> tuple[Plan, dict[str, Any]]:
     return plan, {"classes": data.classes, "shape": data.shape}
 
 
-def load_data(settings: recipe.Recipe, batch_size: int | None = None) -> datasets.Data:
+def load_data(settings: recipe.Recipe, batch_size: int | None = None) -> "Data":
+    """Load the recipe's dataset on the CPU."""
+    from optg import data as datasets  # not at the top: imagenet needs pillow
+
     size = batch_size or settings.batch_size
     return datasets.load(settings.data, settings.folder, batch_size=size, device="cpu", seed=settings.seed)
 
@@ -139,7 +144,7 @@ def without_negative_zeros(tensor: Tensor) -> Tensor:
     return tensor.masked_fill(tensor == 0, 0)
 
 
-def export(path: Path, to: Form, output: Path | None, values: Values) -> str:
+def export(path: Path, to: ExportFormat, output: Path | None, values: Values) -> str:
     """Export the model of a run, a checkpoint or a packed file. Return a message for the user."""
     if values != "float32" and to != "packed":
         raise ValueError(f"--values {values} only works with --to packed; {to} files hold float32")
@@ -166,7 +171,7 @@ def export(path: Path, to: Form, output: Path | None, values: Values) -> str:
     return export_summary(trained, output, values) + note
 
 
-def default_output(path: Path, to: Form) -> Path:
+def default_output(path: Path, to: ExportFormat) -> Path:
     """Return the path of the exported file: in the run's folder, or next to the packed file."""
     if path.is_file():
         return path.with_suffix(SUFFIXES[to])

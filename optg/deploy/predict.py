@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import optg
-from optg import data as datasets
-from optg.data import Data
 from optg.deploy.export import Trained, load_data, open_trained
 from optg.deploy.packed import About
 from optg.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from optg.data import Data
 
 BATCH = 32
 
@@ -49,14 +49,14 @@ def print_classes(trained: Trained, paths: list[Path], threads: int | None, cons
     network = optg.compile(trained.model, trained.example, threads=threads)
     for path in paths:
         with torch.no_grad():
-            probabilities = network(read_image(path, about)[None]).float().softmax(1)[0]
+            probabilities = network(read_normalised_image(path, about)[None]).float().softmax(1)[0]
         console.print(f"[bold]{escape(str(path))}[/]", soft_wrap=True)
         for probability, label in zip(*probabilities.topk(min(5, len(probabilities)))):
             text = about.labels[int(label)] if about.labels else f"class {int(label)}"
             console.print(f"  {float(probability):7.2%}  {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def read_image(path: Path, about: About) -> Tensor:
+def read_normalised_image(path: Path, about: About) -> Tensor:
     """Read an image file, then crop, resize and normalise it as in training."""
     from PIL import Image
 
@@ -79,18 +79,20 @@ def read_image(path: Path, about: About) -> Tensor:
     return ((pixels - mean) / std).contiguous()
 
 
-def open_dataset(trained: Trained, folder: str | None) -> Data:
+def open_dataset(trained: Trained, folder: str | None) -> "Data":
     """Open the dataset the model was trained on. A packed file may name a built-in dataset, but no function to import."""
+    from optg.data import DATASETS
+
     if trained.plan:
         settings = trained.plan.recipe
         return load_data(replace(settings, folder=folder or settings.folder), BATCH)
     name = str(trained.about.origin.get("data"))
-    if name.partition(":")[0] not in datasets.DATASETS:
-        raise ValueError(f"the file names the dataset {name!r}; expected one of {', '.join(datasets.DATASETS)}")
+    if name.partition(":")[0] not in DATASETS:
+        raise ValueError(f"the file names the dataset {name!r}; expected one of {', '.join(DATASETS)}")
     return load_data(Recipe(data=name, folder=folder), BATCH)
 
 
-def print_accuracy(trained: Trained, data: Data, threads: int | None, console: "Console") -> None:
+def print_accuracy(trained: Trained, data: "Data", threads: int | None, console: "Console") -> None:
     """Print the accuracy on the test images and the engine's images per second."""
     if tuple(data.shape) != tuple(trained.about.shape):
         raise ValueError(f"the dataset's images are {data.shape}; the model takes {trained.about.shape}")

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from optg.data import cifar, digits, imagenet, synthetic
 from optg.training.recipe import Recipe
 
 CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -10,6 +9,8 @@ CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog"
 
 def preprocessing_of(settings: Recipe, shape: tuple[int, ...]) -> dict[str, Any]:
     """Return mean, std, centre crop and labels of the recipe's dataset, as far as they are known, as fields of `About`."""
+    from optg.data import cifar, digits, imagenet, synthetic  # not at the top: imagenet needs pillow
+
     name = settings.data.partition(":")[0]
     if name == "digits":  # its pixels range from 0 to 16
         labels = tuple(map(str, range(10)))

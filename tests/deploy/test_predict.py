@@ -16,7 +16,7 @@ from optg.data import cifar, digits
 from optg.deploy.export import open_trained
 from optg.deploy.graph import capture
 from optg.deploy.packed import About, write_packed
-from optg.deploy.predict import read_image
+from optg.deploy.predict import read_normalised_image
 from tests.deploy.conftest import Cli
 from tests.deploy.nets import sparse
 
@@ -64,15 +64,15 @@ def test_images_are_preprocessed_as_in_training(tmp_path: Path) -> None:
     pixels = np.zeros((8, 12, 3), np.uint8)
     pixels[2:6, 4:8] = (255, 51, 0)  # the middle square, of half the short side
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    found = read_image(tmp_path / "a.png", about)
+    found = read_normalised_image(tmp_path / "a.png", about)
     torch.testing.assert_close(found, torch.tensor([1.0, -0.05, 0.0])[:, None, None].expand(3, 4, 4))
-    grey = read_image(tmp_path / "a.png", About("a", 10, (1, 2, 2), (0.0,), (1.0,)))
+    grey = read_normalised_image(tmp_path / "a.png", About("a", 10, (1, 2, 2), (0.0,), (1.0,)))
     assert grey.shape == (1, 2, 2)
     Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(tmp_path / "deep.png")
     with pytest.raises(ValueError, match=r"it has more than 8 bits per channel \(mode I"):
-        read_image(tmp_path / "deep.png", about)
+        read_normalised_image(tmp_path / "deep.png", about)
     with pytest.raises(ValueError, match="images of 5 channels"):
-        read_image(tmp_path / "a.png", About("a", 10, (5, 4, 4), (0.0,) * 5, (1.0,) * 5))
+        read_normalised_image(tmp_path / "a.png", About("a", 10, (5, 4, 4), (0.0,) * 5, (1.0,) * 5))
 
 
 def test_packed_file_cannot_name_code_as_its_dataset(trained_run: Path, cli: Cli, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import optg
 from optg.deploy.bench.engines import select_engines
-from optg.deploy.bench.measure import Request, measure_in_own_process
+from optg.deploy.bench.measure import MeasureRequest, measure_in_own_process
 from optg.deploy.bench.plot import check_plot_suffix, plot_benchmark
 from optg.deploy.bench.results import Benchmark, speedup_lines, write_json
 from optg.deploy.bench.subject import Subject, describe_subject, open_subject
@@ -59,7 +59,7 @@ def measure_all(
     benchmark = Benchmark(describe_subject(open_subject(subject)), describe_hardware(), versions)
     for count in threads:
         with console.status(f"measuring with {count} thread{'s' if count > 1 else ''} …"):
-            timings, notes = measure_in_own_process(Request(subject, engines, batches, count, seconds))
+            timings, notes = measure_in_own_process(MeasureRequest(subject, engines, batches, count, seconds))
         benchmark.timings += timings
         benchmark.notes += [note for note in notes if note not in benchmark.notes]
     return benchmark

@@ -28,7 +28,7 @@ TURN_SECONDS = 0.05
 
 
 @dataclass
-class Request:
+class MeasureRequest:
     """One measurement: the engines by name (none: all), at each batch size, for so many seconds each."""
 
     subject: Subject
@@ -38,7 +38,7 @@ class Request:
     seconds: float
 
 
-def measure(request: Request) -> tuple[list[Timing], list[str]]:
+def measure(request: MeasureRequest) -> tuple[list[Timing], list[str]]:
     """Measure in this process. Return the timings, and notes about engines that are missing or failed."""
     torch.set_num_threads(request.threads)
     trained, timings, notes = open_subject(request.subject), list[Timing](), list[str]()
@@ -105,7 +105,7 @@ def time_one_turn(network: Network, images: Tensor) -> list[float]:
     return times
 
 
-def measure_in_own_process(request: Request) -> tuple[list[Timing], list[str]]:
+def measure_in_own_process(request: MeasureRequest) -> tuple[list[Timing], list[str]]:
     """Measure in a new process, where no library has fixed its number of threads yet."""
     with tempfile.TemporaryDirectory() as folder:
         answer, threads = Path(folder) / "answer.json", str(request.threads)

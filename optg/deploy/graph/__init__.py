@@ -32,5 +32,5 @@ __all__ = [
     "to_json",
 ]
 
-# Earlier names.
+# Names that the engine still uses.
 filled, in_order, run = fill_refs, order_inputs, run_graph

@@ -16,7 +16,7 @@ from optg.deploy.graph.interpret import run_graph
 from optg.deploy.graph.nodes import Graph, GraphError
 from optg.deploy.graph.translate import input_specs, remove_inplace_ops, translate
 
-LARGE_BATCH = 2**31  # a model that only accepts batches below this size counts as one that accepts any
+LARGE_BATCH = 2**31  # a limit on the batch size above this one counts as no limit
 
 
 def capture(model: nn.Module, example_input: Any) -> Graph:

@@ -5,7 +5,7 @@ import torch
 
 from optg.deploy.bench import measure as measure_module
 from optg.deploy.bench.engines import ENGINES, Engine, EngineInputs, Network, prepare_torch
-from optg.deploy.bench.measure import Request, measure, time_in_turns
+from optg.deploy.bench.measure import MeasureRequest, measure, time_in_turns
 from optg.deploy.bench.subject import Subject
 
 
@@ -24,7 +24,7 @@ def test_failing_wrong_and_missing_engines_are_reported(monkeypatch: pytest.Monk
     )
     monkeypatch.setattr("optg.deploy.bench.engines.ENGINES", engines)
     monkeypatch.setattr(measure_module, "MIN_ROUNDS", 2)
-    timings, notes = measure(Request(Subject("digits"), [], [2], 1, 0.01))
+    timings, notes = measure(MeasureRequest(Subject("digits"), [], [2], 1, 0.01))
     assert [t.engine for t in timings] == ["torch", "wrong"]
     assert timings[0].difference == 0 and timings[1].difference == pytest.approx(0.5)
     assert notes == [
@@ -38,7 +38,7 @@ def test_other_engines_agree_with_torch(engine: Engine, monkeypatch: pytest.Monk
     for package in engine.packages:
         pytest.importorskip(package)
     monkeypatch.setattr(measure_module, "MIN_ROUNDS", 1)
-    (found,), notes = measure(Request(Subject("digits"), [engine.name], [3], 1, 0.01))
+    (found,), notes = measure(MeasureRequest(Subject("digits"), [engine.name], [3], 1, 0.01))
     assert found.difference < (0.05 if "bf16" in engine.name else 1e-5) and not notes
 
 
