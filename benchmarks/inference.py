@@ -41,7 +41,9 @@ def main() -> None:
             optg.save(model, file, torch.zeros(1, 3, size, size), name=name)
             output = options.output and options.output / f"{options.model}-{sparsity:g}.json"
             subject = bench.Subject(str(file))
-            bench.run(subject, options.engines, options.batches, options.threads, options.seconds, output, None, Console())
+            bench.run_benchmark(
+                subject, options.engines, options.batches, options.threads, options.seconds, output, None, Console()
+            )
 
 
 if __name__ == "__main__":

@@ -251,9 +251,9 @@ def infer(
     """
     from rich.console import Console
 
-    from optg.deploy import infer as deployed
+    from optg.deploy.predict import predict
 
-    deployed.infer(what, list(images), data == "test", folder, threads, Console())
+    predict(what, list(images), data == "test", folder, threads, Console())
 
 
 def bench(
@@ -287,7 +287,7 @@ def bench(
     from optg.deploy import bench as benches
 
     subject = benches.Subject(what, sparsity, classes, shape)
-    benches.run(subject, list(engines), list(batches), list(threads), seconds, output, plot, Console())
+    benches.run_benchmark(subject, list(engines), list(batches), list(threads), seconds, output, plot, Console())
 
 
 COMMANDS: dict[str, Any] = {

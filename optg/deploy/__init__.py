@@ -1,1 +1,1 @@
-"""Trained models made small and fast: packed files, export, inference that skips the zeros, and its benchmarks."""
+"""Make trained models small and fast: packed files, export, inference that skips the zeros, and benchmarks."""

@@ -1,4 +1,4 @@
-"""Shapes without torch: wherever a rule answers, torch says the same."""
+"""Shape rules: wherever a rule applies, it agrees with torch."""
 
 import random
 from typing import Any
@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from optg.deploy.graph import dry_run
-from optg.deploy.operations import resolve
-from optg.deploy.shapes import RULES, shape_of
+from optg.deploy.graph import dry_run, resolve
+from optg.deploy.graph.shapes import RULES, shape_of
 from tests.deploy.nets import captured
 
 
@@ -17,9 +16,9 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def arguments(op: str, chance: random.Random) -> list[Any]:
-    """Arguments for an operation that fit together, mostly."""
-    few, pick = (lambda *more: chance.choice((1, 2, 3, *more))), chance.choice
+def random_arguments(op: str, rng: random.Random) -> list[Any]:
+    """Draw arguments for an operation; most of them are valid."""
+    few, pick = (lambda *more: rng.choice((1, 2, 3, *more))), rng.choice
     image = meta(few(0), few(4) * 2, few(5, 9, 12), few(5, 9, 12))
     channels = image.shape[1]
     if op == "aten.conv2d.default":
@@ -44,20 +43,20 @@ def arguments(op: str, chance: random.Random) -> list[Any]:
     return [image]
 
 
-def changed(args: list[Any], chance: random.Random) -> list[Any]:
-    """One argument is another."""
-    at, args = chance.randrange(len(args)), list(args)
-    shape = [chance.choice((0, 1, 2, 3, 8)) for _ in range(chance.randrange(6))]
-    args[at] = chance.choice((meta(*shape), [2, 2], [1], 0, -1, 3, None, True, [0, 1], [-1, 1], meta(3, 3, dtype=torch.int64)))
+def replace_one(args: list[Any], rng: random.Random) -> list[Any]:
+    """Replace one argument by an arbitrary value."""
+    at, args = rng.randrange(len(args)), list(args)
+    shape = [rng.choice((0, 1, 2, 3, 8)) for _ in range(rng.randrange(6))]
+    args[at] = rng.choice((meta(*shape), [2, 2], [1], 0, -1, 3, None, True, [0, 1], [-1, 1], meta(3, 3, dtype=torch.int64)))
     return args
 
 
 @pytest.mark.parametrize("op", RULES)
-def test_a_rule_says_what_torch_says_or_nothing(op: str) -> None:
-    chance, answers = random.Random(0), 0
+def test_rule_agrees_with_torch_or_returns_none(op: str) -> None:
+    rng, answers = random.Random(0), 0
     for turn in range(600):
-        args = arguments(op, chance)
-        args = changed(args, chance) if turn % 3 == 0 else args
+        args = random_arguments(op, rng)
+        args = replace_one(args, rng) if turn % 3 == 0 else args
         found = shape_of(op, args, {})
         if found is not None:
             expected = resolve(op)(*args)
@@ -67,8 +66,8 @@ def test_a_rule_says_what_torch_says_or_nothing(op: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vgg19", "resnet50", "mobilenet_v1"])
-def test_whole_networks_have_the_shapes_that_torch_tells(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_of_whole_networks_agree_with_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = dry_run(captured(name), batch=3)
-    monkeypatch.setattr("optg.deploy.graph.shape_of", lambda *_: None)
-    torchs = dry_run(captured(name), batch=3)
-    assert {n: v.shape for n, v in ours.items()} == {n: v.shape for n, v in torchs.items()}
+    monkeypatch.setattr("optg.deploy.graph.interpret.shape_of", lambda *_: None)
+    expected = dry_run(captured(name), batch=3)
+    assert {n: v.shape for n, v in ours.items()} == {n: v.shape for n, v in expected.items()}

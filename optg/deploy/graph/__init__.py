@@ -1,0 +1,36 @@
+"""A model as data: its operations in order and its tensors by name, captured with torch.export.
+
+`capture` turns a model into a `Graph`, `run_graph` interprets one with torch's own operations, and `to_json` and `from_json`
+store and read it. A graph that was read from a file contains permitted operations only: they compute values from values and
+have no side effects.
+"""
+
+from optg.deploy.graph.capture import capture
+from optg.deploy.graph.interpret import check_inputs, dry_run, execute, fill_refs, freed_after, order_inputs, run_graph
+from optg.deploy.graph.nodes import Graph, GraphError, Node, Ref, TensorKind, refs_in
+from optg.deploy.graph.operations import resolve
+from optg.deploy.graph.serialize import DTYPES, from_json, to_json
+
+__all__ = [
+    "DTYPES",
+    "Graph",
+    "GraphError",
+    "Node",
+    "Ref",
+    "TensorKind",
+    "capture",
+    "check_inputs",
+    "dry_run",
+    "execute",
+    "fill_refs",
+    "freed_after",
+    "from_json",
+    "order_inputs",
+    "refs_in",
+    "resolve",
+    "run_graph",
+    "to_json",
+]
+
+# Names that the engine still uses.
+filled, in_order, run = fill_refs, order_inputs, run_graph
