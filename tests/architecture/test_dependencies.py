@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.blocked import run_without
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINNED = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
@@ -26,3 +28,11 @@ def test_every_package_is_pinned_and_installed(package: str) -> None:
 
 def test_every_pin_is_needed() -> None:
     assert {*PINNED} - {"setuptools"} == {*required()}
+
+
+@pytest.mark.parametrize(("missing", "arguments"), [("tyro", ["--help"]), ("rich", ["methods"])])
+def test_the_command_says_which_package_is_missing(missing: str, arguments: list[str]) -> None:
+    program = f"sys.argv = {['optg', *arguments]}\nfrom optg.cli import main\nmain()"
+    done = run_without((missing,), program)
+    assert done.returncode != 0 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert missing in done.stderr and "pip install 'optg[cli]'" in done.stderr

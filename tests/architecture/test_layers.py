@@ -2,13 +2,13 @@
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import optg
+from tests.architecture.blocked import run_without
 from tests.architecture.modules import FILES, ROOT, area, imports, module_name
 
 # From top to bottom. A module may import its own area and the layers below.
@@ -75,15 +75,7 @@ def test_sparse_training_needs_only_torch_and_numpy() -> None:
 
 
 def test_sparsify_works_without_the_packages_of_the_command_line() -> None:
-    program = f"""
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {CLI_PACKAGES}:
-            raise ImportError(name + " is blocked")
-
-sys.meta_path.insert(0, Blocked())
+    program = """
 import torch, optg
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -95,7 +87,7 @@ for _ in range(4):
 sparsifier.finish()
 print(sparsifier.sparsity)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, text=True)
+    done = run_without(CLI_PACKAGES, program)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == 0.5
 
