@@ -40,10 +40,10 @@ class Recorder:
 
 
 def untested_kernels() -> list[str]:
-    """Return the @triton.jit functions of optg that have not run in this process."""
+    """Return the @triton.jit functions of optg.core that have not run in this process."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("optg.")]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("optg.core.")]
     kernels = {value for module in modules for value in vars(module).values() if isinstance(value, InterpretedFunction)}
     return sorted(kernel.__name__ for kernel in kernels if kernel.fn not in kernel.rewritten_fn)
 

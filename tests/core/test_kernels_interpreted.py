@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ def test_every_kernel_passes_its_tests_in_the_interpreter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["passed"] > 0
-    # Only CUDA graphs, streams and synchronisation are missing: those tests say "needs CUDA".
-    assert {test: reason for test, reason in found["skipped"].items() if "needs CUDA" not in reason} == {}
+    # Tests of CUDA graphs, streams and synchronisation cannot run here. A skipped file ("::" is missing) is never right.
+    accepted = {test for test, reason in found["skipped"].items() if "::" in test and re.search("needs (a )?CUDA", reason)}
+    assert found["skipped"].keys() == accepted, found["skipped"]
     assert found["untested"] == [], "kernels that no test runs"
