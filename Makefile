@@ -1,29 +1,34 @@
-# Everything on a fresh machine: each target makes its own environment first.
+# Every target works on a fresh machine: it creates .venv and installs into it first.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 -rs --strict-skips
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-long lint bench clean
 
 demo: .venv/ready ## train a small net on the bundled digits, dense and sparse
 	$(BIN)/python examples/digits.py
 
-test: .venv/ready lint ## lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 2
+test: .venv/ready lint ## lint, check types, run all tests but the long ones; fail on an unexpected skip
+	$(PYTEST) -m "not long"
 
-lint: .venv/ready
+test-long: .venv/ready ## run the tests that take too long for CI
+	$(PYTEST) -m long
+
+lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/ready ## what is measured, on this machine's CPU
+bench: .venv/ready ## measure ranking and overhead on this machine's CPU
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/overhead.py --model resnet32 --methods optg gmp rigl dpf feather
 	$(BIN)/python benchmarks/peers.py --model resnet32
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP_INSTALL) torch
+	$(PIP_INSTALL) --editable '.[dev]'
 	touch $@
 
 clean:

@@ -1,3 +1,55 @@
+"""Settings for all tests, and the list of accepted skips.
+
+`make test` passes --strict-skips: a test that is skipped for a reason not listed here fails the run.
+"""
+
+import re
+
+import pytest
 import torch
 
-torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+torch.set_num_threads(1)  # the tensors are tiny: more threads would only wait for each other
+
+# Accepted reasons to skip a test: a pattern for the reason, and why `make test` cannot run the test everywhere.
+# A missing Python package is never accepted: add the package to the `dev` extra.
+ACCEPTED_SKIPS = {
+    r"\bCUDA\b|\bGPU\b": "CI has no GPU; tests/core/test_kernels_interpreted.py runs the kernels on the CPU instead",
+    r"AVX-?(2|512)": "the CPU may lack the instruction set; the scalar engine is tested on every CPU",
+    r"CIFAR": "the real images are not bundled: OPTG_DATA names the folder that has them",
+    r"Chromium": "the browser is not a Python package: .ci/run installs it where apt can",
+    r"root|tmpfs": "filling a disk needs a small disk, and only root may mount one",
+    r"sanitizer": "the sanitizer libraries come with the C compiler, and some compilers lack them",
+    r"gigabytes": "a Rice code of this size does not fit in memory",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--strict-skips", action="store_true", help="fail if a test is skipped for a reason not in tests/conftest.py"
+    )
+
+
+def is_accepted(reason: str) -> bool:
+    """Return whether a skip's reason matches an entry of the list."""
+    return any(re.search(pattern, reason, re.IGNORECASE) for pattern in ACCEPTED_SKIPS)
+
+
+def unexpected_skips(config: pytest.Config) -> list[str]:
+    """Return "test: reason" for each skip that is not on the list. With xdist, only the main process sees any."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if not config.getoption("--strict-skips") or reporter is None:
+        return []
+    skips = [(report.nodeid, report.longrepr[2]) for report in reporter.stats.get("skipped", [])]
+    return [f"{test}: {reason.removeprefix('Skipped: ')}" for test, reason in skips if not is_accepted(reason)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if unexpected_skips(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if unexpected := unexpected_skips(config):
+        terminalreporter.section("unexpected skips", sep="=", red=True)
+        terminalreporter.write_line("\n".join(unexpected))
+        terminalreporter.write_line("Make these tests run, or add the reason to ACCEPTED_SKIPS in tests/conftest.py.")

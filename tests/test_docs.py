@@ -7,7 +7,7 @@ from optg.methods import METHODS, markdown
 
 ROOT = Path(__file__).parent.parent
 README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
-PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RESULTS.md")] + sorted((ROOT / "docs").glob("*.md"))
 PAGE = """# The methods
 
 `optg methods` prints this table; `python tests/test_docs.py` writes it here. Each option is a field of the method's class, such
@@ -40,8 +40,16 @@ def test_methods_page_matches_the_code():
 
 def test_links_lead_somewhere():
     for page in PAGES:
-        for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        links = re.findall(r"\]\((?!http)([^)#]+)[^)]*\)|<img src=\"([^\"]+)\"", page.read_text())
+        for link in map("".join, links):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_files_that_the_docs_name_exist():
+    folders = "optg|tests|docs|benchmarks|examples|results"
+    named = [(page, path) for page in PAGES for path in re.findall(rf"`((?:{folders})/[^` ]*)`", page.read_text())]
+    missing = [f"{page.name}: {path}" for page, path in named if not any(ROOT.glob(path))]
+    assert not missing, "\n".join(missing)
 
 
 if __name__ == "__main__":

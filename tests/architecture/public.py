@@ -1,0 +1,94 @@
+"""List the public names, signatures, options and flags: python -m tests.architecture.public > tests/architecture/public.txt"""
+
+import dataclasses
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from typing import Any
+from unittest import mock
+
+import optg
+from optg.methods import METHODS
+
+WIDE = {"COLUMNS": "1000"}  # keeps the help of each flag on one line
+
+
+def signature(function: Callable[..., Any]) -> str:
+    """Return a function's parameters and defaults, without annotations."""
+    found = inspect.signature(function)
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
+def functions() -> Iterator[str]:
+    for name in sorted(optg.__all__):
+        value = getattr(optg, name)
+        yield f"optg.{name}" + (signature(value) if inspect.isfunction(value) else "")
+
+
+def members(cls: type) -> Iterator[str]:
+    """Yield the public methods and properties that a class and its parents define."""
+    yield f"{cls.__name__}{signature(cls)}"
+    for name, value in sorted(inspect.getmembers(cls)):
+        if not name.startswith("_"):
+            yield f"{cls.__name__}.{name}" + (signature(value) if callable(value) else "")
+
+
+def methods() -> Iterator[str]:
+    for name, method in METHODS.items():
+        fields = [f"{field.name}={field.default!r}" for field in dataclasses.fields(method)]
+        yield f"{name}: {method.__name__}({', '.join(fields)})"
+
+
+def show_help(*args: str) -> str:
+    """Return what `optg … --help` prints. It has no boxes, because the output has no encoding."""
+    from optg.cli import main
+
+    printed = io.StringIO()
+    argv, environment = mock.patch.object(sys, "argv", ["optg", *args, "--help"]), mock.patch.dict("os.environ", WIDE)
+    with argv, environment, redirect_stdout(printed):
+        try:
+            main()
+        except SystemExit as stopped:
+            assert not stopped.code, printed.getvalue()
+    return printed.getvalue()
+
+
+def arguments(text: str) -> Iterator[str]:
+    """Yield each flag or positional argument in a help text, with its default.
+
+    An argument starts in the third column; its help follows on the same line or further right on the next.
+    """
+    entries: list[str] = []
+    for line in text.splitlines():
+        if (new := re.match(r"  (\S.*?)(?:  |$)", line)) and not new[1].startswith(("---", "of ", "-h,")):
+            entries.append(new[1])
+        if default := re.search(r"\(default: .*\)(?= *$)", line):
+            entries[-1] += f" {default[0]}"
+    return iter(entries)
+
+
+def commands() -> Iterator[str]:
+    known = re.search(r"\{([\w,-]+)\}", show_help())
+    assert known, "optg --help lists no commands"
+    for command in known[1].split(","):
+        yield f"optg {command}"
+        yield from (f"    {argument}" for argument in arguments(show_help(command)))
+
+
+def public() -> str:
+    """Return the whole list as text."""
+    sections = {
+        "Functions": functions(),
+        "Sparsifier": members(optg.Sparsifier),
+        "Methods and their options": methods(),
+        "Commands and their arguments": commands(),
+    }
+    return "\n".join(f"# {title}\n" + "\n".join(lines) + "\n" for title, lines in sections.items())
+
+
+if __name__ == "__main__":
+    print(public(), end="")
