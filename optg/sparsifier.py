@@ -6,7 +6,6 @@ The model is untouched. All work happens in the optimizer's own step hooks:
     post-hook    latent <- parameters; clock += 1; the method may change the mask; parameters <- effective
 """
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
@@ -16,22 +15,21 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from optg.core import state
+from optg.core.alarms import CollapseWatch, warn_if_far, warn_of_last_cut
 from optg.core.amp import return_loss, unscale
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
 from optg.core.clock import Clock
-from optg.core.collapse import CollapseWatch
 from optg.core.probe import Loss, Probe
 from optg.core.prunable import Pattern, as_patterns, find_axes, find_prunable
 from optg.core.refusals import refuse_optimizer, refuse_parameters, refuse_sparsity
-from optg.core.state import FirstMask
-from optg.core.summary import LayerSummary, render, summarize
+from optg.core.state import FirstMask, StateParts, by_name
+from optg.core.summary import LayerSummary, as_table, summarize
 from optg.core.weights import SparseWeights
 from optg.methods import Method, current_options, resolve
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from optg.terminal import Table
 
 ATTACHED: WeakSet[torch.optim.Optimizer] = WeakSet()
 
@@ -78,7 +76,7 @@ class Sparsifier:
     @torch.no_grad()
     def __init__(self, name: str, method: Method, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.name, self.method, self.weights, self.clock = name, method, weights, clock
-        self.optimizer = weights.optimizer
+        self.optimizer = optimizer = weights.optimizer
         before = [v.clone() for v in weights.values]
         method.prepare(weights, clock, probe)
         method.set_time(clock)
@@ -91,12 +89,9 @@ class Sparsifier:
         self._collapse = CollapseWatch(name, weights)
         self._collapse.warn(clock)
         self._in_step = False  # inside a step the parameters hold latent weights
-        self._warned_of_end = False
-        self._hooks = [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
-        ]
-        ATTACHED.add(self.optimizer)
+        pre, post = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+        self._hooks = [pre(self._before_step), post(self._after_step)]
+        ATTACHED.add(optimizer)
 
     # ---- one step
 
@@ -116,7 +111,7 @@ class Sparsifier:
             self._in_step = True
             weights.skipped = unscale(optimizer) if getattr(optimizer, "found_inf", None) is not None else None
             weights.show_latent()
-            if method.grows_by_gradient and method.due(clock) and not (weights.skipped is not None and weights.skipped):
+            if method.due_before_update(clock) and not (weights.skipped is not None and weights.skipped):
                 method.exchange(weights, clock)  # a skipped step has no gradient to grow by; asking waits for the device
             method.after_backward(weights, clock, weights.learning_rates())
         return (args[:1], {**kwargs, "closure": return_loss(loss, optimizer)}) if closure else (args, kwargs)
@@ -140,7 +135,7 @@ class Sparsifier:
     def _end_step(self) -> None:
         """Move the clock and, if due, the mask; then show effective weights. The parameters hold latent ones."""
         self._move_clock()
-        if self.clock.step <= self.clock.total and self._changes_mask(self.clock):
+        if self.clock.step <= self.clock.total and self.method.due_after_update(self.clock):
             if self.weights.latent is None:
                 self.weights.show_effective()  # momentum may have moved removed weights, which are 0 at a cut
             self.method.after_update(self.weights, self.clock)
@@ -148,19 +143,9 @@ class Sparsifier:
             self._collapse.warn(self.clock)
         self.weights.settle()
 
-    def _changes_mask(self, clock: Clock) -> bool:
-        return not self.method.grows_by_gradient and self.method.due(clock)
-
     def _move_clock(self) -> None:
-        """Count a step; warn once if there are more than announced."""
-        self.clock.step += 1
+        self.clock.tick()
         self.method.set_time(self.clock)
-        if self.clock.step > self.clock.total and not self._warned_of_end:
-            self._warned_of_end = True
-            warnings.warn(
-                f"optimizer step {self.clock.step}, but {self.clock.announced}: the mask stays as it is from here on",
-                stacklevel=6,
-            )
 
     def _leave_step(self) -> None:
         """Show effective weights again if a step was interrupted between the hooks."""
@@ -173,7 +158,7 @@ class Sparsifier:
         """Count a step that the hooks did not see: one replayed from a CUDA graph, or one that a GradScaler skipped."""
         self._leave_step()
         self.weights.check()
-        if self._changes_mask(self.clock.at(self.clock.step + 1)):
+        if self.method.due_after_update(self.clock.at(self.clock.step + 1)):
             self.weights.show_latent()
             self._end_step()
         else:
@@ -204,7 +189,7 @@ class Sparsifier:
         """The mask of each layer by name, True where a weight is kept. Not copies."""
         self._leave_step()
         self.weights.check()
-        return state.by_name(self.weights, self.weights.masks)
+        return by_name(self.weights, self.weights.masks)
 
     def layers(self) -> list[LayerSummary]:
         """Return what each layer keeps, and what the last change of its mask removed and revived."""
@@ -212,7 +197,7 @@ class Sparsifier:
 
     def summary(self) -> "Table":
         """Return `layers()` as a table to print: `rich.print(sparsifier.summary())`."""
-        return render(self.layers(), f"{self.name}, step {self.clock.step} of {self.clock.total}")
+        return as_table(self.layers(), f"{self.name}, step {self.clock.step} of {self.clock.total}")
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -236,7 +221,7 @@ class Sparsifier:
         """Return tensors and plain values. Save them with the model's and the optimizer's state to resume bit for bit."""
         self._leave_step()
         self.weights.check()
-        return state.save(self._identity(), self.clock, self.weights, self.method.state)
+        return self._parts.save()
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -247,20 +232,14 @@ class Sparsifier:
         self._leave_step()
         if "options" in saved:
             saved = {**saved, "options": current_options(self.name, saved["options"])}
-        state.load(saved, self._identity(), self.clock, self.weights, self.method.state, self._first_mask)
+        self._parts.load(saved, self._first_mask)
         self._first_mask = None
         self.method.set_time(self.clock)
         self.weights.show_effective()
 
-    def _identity(self) -> dict[str, Any]:
-        """What a state must have in common with the sparsifier that loads it."""
-        return {
-            "method": self.name,
-            "options": asdict(self.method),
-            "sparsity": self.weights.target,
-            "epochs": self.clock.epochs,
-            "steps_per_epoch": self.clock.steps_per_epoch,
-        }
+    @property
+    def _parts(self) -> StateParts:
+        return StateParts(self.name, asdict(self.method), self.method.state, self.weights, self.clock)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -268,21 +247,12 @@ class Sparsifier:
         self._leave_step()
         if not self._hooks:
             return
-        self.weights.check()
         weights = self.weights
+        weights.check()
         if self.method.learns_sparsity:
-            if abs(self.sparsity - weights.target) > 0.01:
-                warnings.warn(
-                    f"training ended at sparsity {self.sparsity:.4f}, not {weights.target}: {self.name} learns its sparsity, "
-                    f"which depends on its options ({self.method})",
-                    stacklevel=3,
-                )
+            warn_if_far(weights, self.name, str(self.method))
         elif int(weights.counts[:, 0].sum()) != weights.zeros(weights.target):
-            warnings.warn(
-                f"training ended at sparsity {self.sparsity:.4f}, short of {weights.target}: {self.clock.step} optimizer steps "
-                f"were seen, but {self.clock.announced}. One last cut brings it to {weights.target}, with no training after it",
-                stacklevel=3,
-            )
+            warn_of_last_cut(weights, self.clock)
             weights.show_latent()
             self.method.cut(weights, weights.target)
             weights.check()

@@ -7,7 +7,9 @@ from optg.methods import METHODS, markdown
 
 ROOT = Path(__file__).parent.parent
 README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RESULTS.md")] + sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RESULTS.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
 PAGE = """# The methods
 
 `optg methods` prints this table; `python tests/test_docs.py` writes it here. Each option is a field of the method's class, such

@@ -1,6 +1,7 @@
 """Time as one value: optimizer steps taken, read as epochs or as progress. No method counts steps of its own."""
 
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import dataclass, field, replace
 
 
 @dataclass
@@ -10,12 +11,20 @@ class Clock:
     epochs: int
     steps_per_epoch: int
     step: int = 0  # steps taken so far
+    overrun: bool = field(default=False, compare=False, repr=False)  # has a step beyond the end been warned of?
 
     def __post_init__(self) -> None:
         for name in ("epochs", "steps_per_epoch"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
+
+    def tick(self) -> None:
+        """Advance by one step; warn once past the announced end."""
+        self.step += 1
+        if self.step > self.total and not self.overrun:
+            self.overrun = True
+            warnings.warn(f"optimizer step {self.step}, but {self.announced}: the mask no longer changes", stacklevel=7)
 
     def at(self, step: int) -> "Clock":
         """Return the clock as it is after `step` steps."""

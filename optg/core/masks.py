@@ -94,6 +94,11 @@ class Masks:
         counts = [reference.overwrite(mask, new).to(self.tensors[0].device) for mask, new in zip(self.tensors, masks)]
         self.record(torch.stack(counts))
 
+    def load_counts(self, counts: list[list[int]]) -> None:
+        """Set the counts of masks that were loaded, and forget reports about earlier masks."""
+        self.counts = torch.tensor(counts, device=self.counts.device)
+        self.nan_watch.reports.clear()
+
     def record(self, counts: Tensor) -> None:
         """Store the counts of a change. Every change of the masks ends here."""
         self.counts = self.total(counts)

@@ -1,6 +1,6 @@
 """A sparsifier's state: what `state_dict` saves, and the checks before `load_state_dict` changes anything."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,6 @@ from optg.core.clock import Clock
 from optg.core.sharding import distribute_like, local_piece, to_local
 from optg.core.weights import SparseWeights
 
-IDENTITY = ("method", "options", "sparsity", "epochs", "steps_per_epoch")  # must be the same where a state is loaded
 Tensors = list[Tensor] | dict[str, Tensor]
 
 
@@ -20,49 +19,61 @@ def by_name(weights: SparseWeights, values: Tensors) -> dict[str, Tensor]:
     return {name: distribute_like(p, value) for name, p, value in zip(weights.names, weights.parameters, values)}
 
 
-def save(identity: dict[str, Any], clock: Clock, weights: SparseWeights, learned: dict[str, Tensors]) -> dict[str, Any]:
-    """Return a state. `learned` is the method's own part of it."""
-    tensors: dict[str, Tensors] = {"masks": weights.masks, **learned}
-    if weights.latent is not None:
-        tensors["latent"] = weights.latent
-    return {
-        **identity,
-        "step": clock.step,
-        "counts": weights.counts.tolist(),
-        "tensors": {kind: by_name(weights, values) for kind, values in tensors.items()},
-    }
+class StateParts(NamedTuple):
+    """What a state is made of. `learned` is the method's own part."""
+
+    method: str
+    options: dict[str, Any]
+    learned: dict[str, Tensors]
+    weights: SparseWeights
+    clock: Clock
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a state must have in common with the sparsifier that loads it."""
+        return {
+            "method": self.method,
+            "options": self.options,
+            "sparsity": self.weights.target,
+            "epochs": self.clock.epochs,
+            "steps_per_epoch": self.clock.steps_per_epoch,
+        }
+
+    def save(self) -> dict[str, Any]:
+        tensors: dict[str, Tensors] = {"masks": self.weights.masks, **self.learned}
+        if self.weights.latent is not None:
+            tensors["latent"] = self.weights.latent
+        return {
+            **self.identity(),
+            "step": self.clock.step,
+            "counts": self.weights.counts.tolist(),
+            "tensors": {kind: by_name(self.weights, values) for kind, values in tensors.items()},
+        }
+
+    def load(self, saved: dict[str, Any], first_mask: "FirstMask | None") -> None:
+        """Load a state after checking that it fits."""
+        current = self.save()
+        refuse_misfit(saved, current, self.identity(), self.learned)
+        if first_mask:
+            first_mask.undo(self.weights)
+        for kind, values in current["tensors"].items():
+            if isinstance(self.learned.get(kind), dict):
+                self.learned[kind] = {name: tensor.clone() for name, tensor in saved["tensors"][kind].items()}
+            else:
+                for name, tensor in values.items():
+                    to_local(tensor).copy_(local_piece(tensor, saved["tensors"][kind][name]))
+        self.weights.mask_set.load_counts(saved["counts"])
+        self.clock.step = saved["step"]
 
 
-def load(
-    saved: dict[str, Any],
-    identity: dict[str, Any],
-    clock: Clock,
-    weights: SparseWeights,
-    learned: dict[str, Tensors],
-    first_mask: "FirstMask | None",
+def refuse_misfit(
+    state: dict[str, Any], current: dict[str, Any], identity: dict[str, Any], learned: dict[str, Tensors]
 ) -> None:
-    """Load a saved state, after checking that it fits."""
-    current = save(identity, clock, weights, learned)
-    refuse_misfit(saved, current, learned)
-    if first_mask:
-        first_mask.undo(weights)
-    for kind, values in current["tensors"].items():
-        if isinstance(learned.get(kind), dict):
-            learned[kind] = {name: tensor.clone() for name, tensor in saved["tensors"][kind].items()}
-        else:
-            for name, tensor in values.items():
-                to_local(tensor).copy_(local_piece(tensor, saved["tensors"][kind][name]))
-    weights.set_counts(saved["counts"])
-    clock.step = saved["step"]
-
-
-def refuse_misfit(state: dict[str, Any], current: dict[str, Any], learned: dict[str, Tensors]) -> None:
     """Raise unless a saved state fits this sparsifier. The dicts of a method may hold any names."""
     if missing := [key for key in current if key not in state]:
         raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
-    for key in IDENTITY:
-        if state[key] != current[key]:
-            raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {current[key]!r}; expected the same")
+    for key, value in identity.items():
+        if state[key] != value:
+            raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {value!r}; expected the same")
     for kind, layers in current["tensors"].items():
         if kind not in state["tensors"]:
             raise ValueError(f"the state has no {kind}: it was saved after finish(), which leaves nothing to resume from")

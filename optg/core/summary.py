@@ -1,13 +1,13 @@
-"""What each layer keeps, as data and as a table to print."""
+"""What each layer keeps, as data."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optg.core.prunable import Axes
 from optg.core.weights import SparseWeights
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from optg.terminal import Table
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,10 @@ def summarize(weights: SparseWeights) -> list[LayerSummary]:
     ]
 
 
-def render(layers: list[LayerSummary], title: str) -> "Table":
-    """Return the summary as a table for rich."""
+def as_table(layers: list[LayerSummary], title: str) -> "Table":
+    """Return the summaries as a table for rich."""
     try:
-        from rich.table import Table
+        from optg.terminal import layer_table
     except ImportError:
-        raise ImportError("summary() needs rich: pip install 'optg[cli]'; layers() returns the same as data") from None
-    table = Table(title=title, title_justify="left")
-    table.add_column("layer", overflow="fold")
-    for column in ("shape", "weights", "kept", "density", "removed", "revived"):
-        table.add_column(column, justify="right")
-
-    def add(name: str, shape: str, size: int, kept: int, removed: int, revived: int, **style: Any) -> None:
-        table.add_row(name, shape, f"{size:,}", f"{kept:,}", f"{kept / size:.2%}", f"{removed:,}", f"{revived:,}", **style)
-
-    for layer in layers:
-        add(layer.name, "×".join(map(str, layer.shape)), layer.weights, layer.kept, layer.removed, layer.revived)
-    table.add_section()
-    totals = [sum(getattr(layer, key) for layer in layers) for key in ("weights", "kept", "removed", "revived")]
-    add("all", "", *totals, style="bold")
-    return table
+        raise ImportError("summary() needs rich: pip install 'optg[cli]'. layers() returns the same as data") from None
+    return layer_table(layers, title)

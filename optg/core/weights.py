@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from optg.core.budgets import layer_zeros
 from optg.core.masks import Masks
+from optg.core.optimizer_state import clear_state
 from optg.core.passes import choose
 from optg.core.passes.reference import SoftThreshold
 from optg.core.prunable import Axes
@@ -77,11 +78,6 @@ class SparseWeights:
     def counts(self) -> Tensor:
         """Per layer: zeros, and the weights that the last change of the mask removed and revived. A new tensor per change."""
         return self.mask_set.counts
-
-    def set_counts(self, counts: list[list[int]]) -> None:
-        """Set the counts and forget reports about earlier masks: a state is being loaded."""
-        self.mask_set.counts = torch.tensor(counts, device=self.counts.device)
-        self.mask_set.nan_watch.reports.clear()
 
     @property
     def grads(self) -> dict[int, Tensor]:
@@ -162,15 +158,10 @@ class SparseWeights:
 
     # ---- gradients
 
-    def route_gradients(self, dormant: float) -> None:
-        """Leave dormant weights with a share of their gradient; kept weights receive theirs whole."""
-        if dormant != 1:
-            self.mask_gradients(self.masks, dormant)
-
-    def mask_gradients(self, masks: Sequence[Tensor], share: float = 0.0) -> None:
-        """Multiply the gradients by `share` where these masks are False."""
-        grads = self.grads
-        if grads:
+    def mask_gradients(self, share: float = 0.0, masks: Sequence[Tensor] | None = None) -> None:
+        """Leave removed weights, or those that other masks remove, with a share of their gradient."""
+        grads, masks = self.grads, masks or self.masks
+        if grads and share != 1:
             self.passes.mask(list(grads.values()), [masks[layer] for layer in grads], share)
 
     def sum_signed_gradients(self) -> Tensor:
@@ -218,22 +209,14 @@ class SparseWeights:
             return
         new = self.mask_set.exchanged(share, self.values, grow_scores)
         for layer, mask in new.items():
-            self.clear_state(layer, mask & ~self.masks[layer])
+            clear_state(self.optimizer, self.parameters[layer], mask & ~self.masks[layer])
         self.mask_set.replace(new.get(layer, mask) for layer, mask in enumerate(self.masks))
 
     def keep_all(self) -> None:
         """Revive every removed weight, with a clean optimizer state."""
         for layer, mask in enumerate(self.masks):
-            self.clear_state(layer, ~mask)
+            clear_state(self.optimizer, self.parameters[layer], ~mask)
         self.mask_set.replace(torch.ones_like(mask) for mask in self.masks)
-
-    def clear_state(self, layer: int, where: Tensor) -> None:
-        """Reset the optimizer's state (momentum, Adam's moments) of some weights of a layer."""
-        parameter, group = self.parameters[layer], self.optimizer.param_groups[self.groups[layer]]
-        clean = {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}  # Rprop's and Adagrad's
-        for name, state in self.optimizer.state.get(parameter, {}).items():
-            if isinstance(state, Tensor) and state.shape == parameter.shape:
-                to_local(state).masked_fill_(where, clean.get(name, 0.0))
 
     def check(self) -> None:
         """Raise if the masks were ranked from NaN. May wait for the GPU to have made them."""

@@ -70,19 +70,25 @@ class Method:
         """Return whether the mask may change now. `after_update` and `exchange` are called only then."""
         return type(self).after_update is not Method.after_update
 
+    def due_before_update(self, clock: Clock) -> bool:
+        return self.grows_by_gradient and self.due(clock)
+
+    def due_after_update(self, clock: Clock) -> bool:
+        return not self.grows_by_gradient and self.due(clock)
+
     def exchange(self, weights: SparseWeights, clock: Clock) -> None:
         """Change the mask while the dense gradient is at hand. Called only if `grows_by_gradient`."""
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         """Route the gradient. The parameters hold latent weights; `lr` has a scalar tensor per layer, 0 for "do not move"."""
-        weights.route_gradients(self.dormant_gradient)
+        weights.mask_gradients(self.dormant_gradient)
 
     def after_update(self, weights: SparseWeights, clock: Clock) -> None:
         """Change the mask after the optimizer's step. The parameters hold latent weights; the clock has moved."""
 
     def capturable(self, clock: Clock) -> bool:
         """Return whether a CUDA graph can replay the next step: it changes no mask before the optimizer's step."""
-        return not (self.grows_by_gradient and self.due(clock))
+        return not self.due_before_update(clock)
 
     def metrics(self, clock: Clock, lr: float) -> dict[str, float]:
         """Return numbers to log about the next step, besides its learning rate."""

@@ -31,7 +31,7 @@ class GSM(Method):
             known = dict(zip(grads, products))
         saliency = {i: known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)}
         active = weights.keep_top(saliency, weights.zeros(weights.target))
-        weights.mask_gradients(active)
+        weights.mask_gradients(masks=active)
 
     def capturable(self, clock: Clock) -> bool:
         return False

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from optg.core.clock import Clock, cycle_length
+from optg.core.optimizer_state import restore, snapshot
 from optg.core.probe import Probe
 from optg.core.prunable import unwrap
-from optg.core.snapshot import restore, snapshot
 from optg.core.weights import SparseWeights
 from optg.methods.base import Method
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import optg
+from optg.core.optimizer_state import clear_state
 from optg.methods import RigL
 
 
@@ -85,7 +86,7 @@ def test_a_clean_state_is_what_the_optimizer_begins_with(state):
     values = optimizer.state[model.weight][state]
     values.fill_(7.0)
     where = torch.rand(16, 16) < 0.5
-    sparsifier.weights.clear_state(0, where)
+    clear_state(sparsifier.optimizer, sparsifier.weights.parameters[0], where)
     clean = torch.tensor({"step_size": 0.01, "sum": 0.1}[state])
     assert values.equal(torch.where(where, clean, torch.tensor(7.0)))
 

@@ -1,10 +1,19 @@
-"""Snapshots of a model and its optimizer, as named tensors that go into a state."""
+"""The optimizer's state of single weights, and snapshots of a model with its optimizer."""
 
 import torch
 from torch import Tensor, nn
 
 from optg.core.prunable import optimizer_parameters, parameters_by_name
 from optg.core.sharding import local_piece, to_local
+
+
+def clear_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, where: Tensor) -> None:
+    """Reset the state (momentum, Adam's moments) of some weights of a parameter."""
+    group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+    clean = {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}  # Rprop's and Adagrad's
+    for name, state in optimizer.state.get(parameter, {}).items():
+        if isinstance(state, Tensor) and state.shape == parameter.shape:
+            to_local(state).masked_fill_(where, clean.get(name, 0.0))
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

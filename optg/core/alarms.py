@@ -1,0 +1,44 @@
+"""Warnings about the sparse model: layers that lost every weight, and a sparsity other than the target at the end."""
+
+import warnings
+
+from optg.core.clock import Clock
+from optg.core.weights import SparseWeights
+
+
+class CollapseWatch:
+    """Warns of layers that have lost every weight: no signal passes through them."""
+
+    def __init__(self, method: str, weights: SparseWeights) -> None:
+        self.method, self.weights = method, weights
+        self.known: set[str] = set()
+
+    def warn(self, clock: Clock) -> None:
+        """Warn once of each collapsed layer. Waits for the device."""
+        self.weights.check()
+        zeros = self.weights.counts[:, 0].tolist()
+        for name, shape, count in zip(self.weights.names, self.weights.shapes, zeros):
+            if count == shape.numel() and name not in self.known:
+                self.known.add(name)
+                warnings.warn(
+                    f"layer collapse: {self.method} has removed all {count} weights of {name} at step {clock.step}",
+                    stacklevel=6,
+                )
+
+
+def warn_if_far(weights: SparseWeights, method: str, options: str) -> None:
+    """Warn if a learned sparsity ends more than 0.01 from the target."""
+    if abs(weights.sparsity - weights.target) > 0.01:
+        warnings.warn(
+            f"training ended at sparsity {weights.sparsity:.4f}, not {weights.target}: {method} learns its sparsity, which "
+            f"depends on its options ({options})",
+            stacklevel=4,
+        )
+
+
+def warn_of_last_cut(weights: SparseWeights, clock: Clock) -> None:
+    warnings.warn(
+        f"training ended at sparsity {weights.sparsity:.4f}, short of {weights.target}: {clock.step} optimizer steps "
+        f"were seen, but {clock.announced}. One last cut brings it to {weights.target}, with no training after it",
+        stacklevel=4,
+    )
