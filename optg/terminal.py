@@ -1,4 +1,4 @@
-"""Where tables are printed."""
+"""Print tables."""
 
 import sys
 
@@ -6,5 +6,5 @@ from rich.console import Console
 
 
 def wide_console() -> Console:
-    """As wide as the terminal; in a file or a pipe wide enough for a table's figures to stay whole."""
+    """Return a console as wide as the terminal, or 200 columns if output goes to a file or pipe, so that tables stay whole."""
     return Console(width=None if sys.stdout.isatty() else 200)

@@ -17,7 +17,7 @@ from optg.methods import METHODS, defaults
 from optg.naming import nearest
 from optg.report.paper import tables
 from optg.training import recipe as recipes
-from optg.training.recipe import HOW, Plan, Recipe, build_method, check, converted, flag
+from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, build_method, check, converted, flag
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000}  # to train on
 NEAR = 0.01  # a paper's sparsity so near to the wanted one is named beside it; others are another experiment
@@ -82,7 +82,7 @@ def key_of(summary: dict[str, Any]) -> str:
     method = METHODS.get(summary["method"])
     settings = dataclasses.asdict(Recipe()) | summary["settings"]
     options = defaults(summary["method"]) | summary["options"]
-    settings = {k: v for k, v in settings.items() if k not in HOW}
+    settings = {k: v for k, v in settings.items() if k not in EXECUTION_SETTINGS}
     settings["model"] = re.sub(f"{re.escape(PREFIX)}.*/", PREFIX, settings["model"])  # whatever folder that run is in
     settings["milestones"] = list(settings["milestones"])  # JSON has no tuples
     if "alpha" in options and options["alpha"] is None:

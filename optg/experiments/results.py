@@ -96,7 +96,7 @@ def origin(summary: dict[str, Any]) -> tuple[str, str]:
     """What a run has changed of its recipe, and what trains the same again, now: recipes may have changed since."""
     if summary["recipe"] not in recipes.names():
         return "", summary["command"]
-    settings = {key: value for key, value in summary["settings"].items() if key not in recipes.HOW}
+    settings = {key: value for key, value in summary["settings"].items() if key not in recipes.EXECUTION_SETTINGS}
     try:
         run = declaration.make_run(summary["recipe"], summary["method"], settings, summary["options"])
         changes = ", ".join(f"{key} {value}" for of in run.changes for key, value in of.items())

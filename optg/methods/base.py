@@ -58,6 +58,11 @@ class Method:
         """Do momentum and decay pass over removed weights?"""
         return False
 
+    @property
+    def cycles(self) -> int:
+        """Number of equal cycles that training consists of. The learning rate schedule should restart with each."""
+        return 1
+
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         """Once, before training: the first mask, and what is learned beside the weights."""
 

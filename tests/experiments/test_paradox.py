@@ -232,8 +232,8 @@ def test_the_same_command_goes_on_where_it_was(tmp_path, monkeypatch):
 
 
 def test_any_model_and_data(tmp_path, capsys):
-    own = {"data": "tests.training.own:data", "output": tmp_path}
-    paradox(Paradox("tests.training.own:model", criteria=("magnitude", "optg"), **own, **SMALL))
+    own = {"data": "tests.training.user_code:data", "output": tmp_path}
+    paradox(Paradox("tests.training.user_code:model", criteria=("magnitude", "optg"), **own, **SMALL))
     assert "scores of 8 steps on frozen weights" in capsys.readouterr().out
 
 
