@@ -210,7 +210,7 @@ class Runner:
             sys.argv = ["optg", *arguments]
             with self.log(run.name).open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 try:
-                    run_training(parse_train_args(arguments[1:]))
+                    run_training(*parse_train_args(arguments[1:]))
                     status = 0
                 except SystemExit as leaving:
                     status = leaving.code if isinstance(leaving.code, int) else 1

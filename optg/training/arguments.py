@@ -6,14 +6,11 @@ everything is parsed against that recipe and that method.
 
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from optg.training.recipe import Plan, Recipe, build_method, check, load
-
-if TYPE_CHECKING:
-    from optg.methods import Method
 
 DESCRIPTION = """Train a model from a recipe and make it sparse.
 
@@ -44,21 +41,14 @@ class TrainOptions:
     tensorboard: bool = False  # also write the metrics for TensorBoard (pip install 'optg[tensorboard]')
 
 
-@dataclass
-class TrainArgs:
-    plan: Plan  # what to train, as it is written to recipe.toml
-    method: "Method"  # the plan's method, with its options
-    options: TrainOptions
-
-
-def parse_train_args(args: list[str]) -> TrainArgs:
-    """Return what the arguments of `optg train` ask for. Exit with a message if they are invalid."""
+def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
+    """Return what to train and how, as the arguments of `optg train` ask. Exit with a message if they are invalid."""
     from optg.methods import defaults
 
     first, _ = tyro.cli(RecipeAndMethod, args=args, prog="optg train", add_help=False, return_unknown_args=True)
     plan = load(first.recipe)
     plan.method = first.method or plan.method
-    method = build_method(plan, first.recipe)
+    method = build_method(plan, first.recipe)  # only its fields are used: they become the --method flags
     if method.when == "never":
         plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
     everything = make_dataclass(
@@ -76,4 +66,4 @@ def parse_train_args(args: list[str]) -> TrainArgs:
     values = {f.name: getattr(given.method, f.name) for f in fields(given.method)}
     plan.methods = {plan.method: {name: value for name, value in values.items() if value != usual[name]}}
     plan.recipe = check(given.recipe, "command line")
-    return TrainArgs(plan, given.method, given.options)
+    return plan, given.options

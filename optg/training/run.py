@@ -29,17 +29,16 @@ from optg.training.state import full_tensor
 from optg.training.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
-    from optg.training.arguments import TrainArgs
+    from optg.training.arguments import TrainOptions
     from optg.training.progress import TrainingProgress
 
 
-def run_training(args: "TrainArgs") -> None:
-    """Train, or continue training, as the arguments ask; leave recipe, metrics, summary and model in the run folder."""
+def run_training(plan: Plan, options: "TrainOptions") -> None:
+    """Train, or continue training; leave recipe, metrics, summary and model in the run folder."""
     from rich.console import Console
 
     from optg.training.progress import TrainingProgress
 
-    plan, options = args.plan, args.options
     path = options.output or Path("runs") / folder_name(plan)
     folder, console = RunFolder(path), Console()
     policy = CheckpointPolicy(options.minutes, options.keep)
@@ -53,7 +52,7 @@ def run_training(args: "TrainArgs") -> None:
     with start(options.parallel, options.device) as parallel:
         summary = finished_summary(folder)
         if summary is None:
-            setup = set_up(plan.recipe, args.method, parallel)
+            setup = set_up(plan, parallel)
             tensorboard = path if options.tensorboard and parallel.is_first else None
             with TrainingProgress(path.name, console, silent=not parallel.is_first, tensorboard=tensorboard) as progress:
                 summary = train_in(folder, plan, setup, parallel, progress, policy)

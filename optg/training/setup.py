@@ -11,10 +11,9 @@ from optg import data as datasets
 from optg import models
 from optg.core.preserve import preserve_model
 from optg.data import Data
-from optg.methods import Method
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel
-from optg.training.recipe import Recipe
+from optg.training.recipe import Plan, Recipe, build_method
 from optg.training.step import TrainStep
 
 
@@ -28,8 +27,9 @@ class Setup:
     step: TrainStep
 
 
-def set_up(recipe: Recipe, method: Method, parallel: Parallel) -> Setup:
+def set_up(plan: Plan, parallel: Parallel) -> Setup:
     """Build everything a run needs. Writes no files, so a failure leaves no trace."""
+    recipe = plan.recipe
     torch.manual_seed(recipe.seed)
     torch.backends.cudnn.benchmark = True  # all batches have one shape, so searching for the fastest kernels pays
     data = datasets.load(
@@ -47,8 +47,8 @@ def set_up(recipe: Recipe, method: Method, parallel: Parallel) -> Setup:
     optimizer = build_optimizer(recipe, model, parallel)
     criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
     sparsifier = sparsify(
-        model, optimizer, method, sparsity=recipe.sparsity, epochs=recipe.epochs, steps_per_epoch=data.steps_per_epoch,
-        loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
+        model, optimizer, build_method(plan), sparsity=recipe.sparsity, epochs=recipe.epochs,
+        steps_per_epoch=data.steps_per_epoch, loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model
     if recipe.cycles == 1:  # unless the recipe says otherwise, the learning rate follows the method's cycles

@@ -174,12 +174,12 @@ def test_wrong_use_gets_one_line(run: Path, cli: Cli, tmp_path: Path) -> None:
         (("export", run, "--to", "safetensors", "--output", run / "model.safetensors"), "is the run's own model"),
         (("export", run, "--output", tmp_path / "no" / "file"), "there is no folder"),
         (("export", run, "--to", "onnx", "--values", "bfloat16"), "is for --to packed"),
-        (("run", run), "give image files, or --data test"),
-        (("run", run, "a.png", "--data", "test"), "one of the two"),
-        (("run", run, "a.png"), "there is no image a.png"),
-        (("run", run, "text"), "text cannot be read as an image"),
-        (("run", run, "--data", "test", "--threads", "0"), "--threads is 0"),
-        (("run", tmp_path / "damaged", "--data", "test"), "damaged: the tensors take"),
+        (("predict", run), "give image files, or --data test"),
+        (("predict", run, "a.png", "--data", "test"), "one of the two"),
+        (("predict", run, "a.png"), "there is no image a.png"),
+        (("predict", run, "text"), "text cannot be read as an image"),
+        (("predict", run, "--data", "test", "--threads", "0"), "--threads is 0"),
+        (("predict", tmp_path / "damaged", "--data", "test"), "damaged: the tensors take"),
     ):
         code, out, err = cli(*args)
         assert code == 2 and message in err and err.count("\n") == 1 and not out, (args, err)
@@ -194,7 +194,7 @@ def test_images_are_named_and_the_test_set_is_counted(run: Path, cli: Cli, tmp_p
     for index in range(2):
         pixels = images[index, 0].numpy().astype(np.float64) * 255 / 16
         Image.fromarray(pixels.round().astype(np.uint8)).save(tmp_path / f"{index}.png")
-    code, out, _ = cli("run", run / "model.optg", "0.png", "1.png", "--threads", "1")
+    code, out, _ = cli("predict", run / "model.optg", "0.png", "1.png", "--threads", "1")
     lines = out.splitlines()
     assert code == 0 and len(lines) == 12 and [lines[0], lines[6]] == ["0.png", "1.png"]
     _, (seen, _) = digits.load()
@@ -206,7 +206,7 @@ def test_images_are_named_and_the_test_set_is_counted(run: Path, cli: Cli, tmp_p
 
     accuracy = json.loads((run / "summary.json").read_text())["accuracy"]
     for what in (run, run / "model.optg"):
-        code, out, _ = cli("run", what, "--data", "test")
+        code, out, _ = cli("predict", what, "--data", "test")
         assert code == 0 and f"accuracy {accuracy:.2%}  (360 images, " in out
 
 
@@ -231,7 +231,7 @@ def test_a_file_cannot_name_code_as_its_data(run: Path, cli: Cli, tmp_path: Path
     trained = export.open_trained(run)
     origin = {**trained.about.origin, "data": "evil:load"}
     packed.save(tmp_path / "m.optg", capture(trained.model, trained.example), replace(trained.about, origin=origin))
-    code, _, err = cli("run", "m.optg", "--data", "test")
+    code, _, err = cli("predict", "m.optg", "--data", "test")
     assert code == 2 and "the file says that its data is 'evil:load'; expected one of digits" in err
 
 

@@ -166,9 +166,9 @@ SMALL = {"batches": 1, "batch_size": 32, "steps": 1, "samples": 2, "accumulate":
 
 
 def test_a_run_is_measured_by_the_scores_of_its_checkpoint(tmp_path, capsys):
-    from optg import cli
+    from optg.cli import train
 
-    cli.train(["--epochs", "2", "--output", str(tmp_path / "run"), "--device", "cpu"])
+    train.main(["--epochs", "2", "--output", str(tmp_path / "run"), "--device", "cpu"])
     paradox(Paradox(str(tmp_path / "run"), output=tmp_path / "out", criteria=("optg", "snip"), **SMALL))
     said = capsys.readouterr().out
     assert "its checkpoint's scores" in said and "4,878 weights" in said  # 5 % of 97,568
@@ -246,7 +246,7 @@ def test_any_model_and_data(tmp_path, capsys):
         ({"what": "digits", "data": "digits", "batches": 0}, "--batches is 0; expected at least 1"),
         ({"what": "digits", "data": "digits", "batches": 999}, "--batches is 999; there are 44"),
         ({"what": "digit", "data": "digits"}, "did you mean 'digits'"),
-        ({"what": "."}, "not the folder of a run"),
+        ({"what": "."}, "the folder of a run"),
         ({"what": "vgg19", "data": "digits"}, r"vgg19 cannot take what the data has, \(1, 8, 8\)"),
         ({"what": "digits", "data": "digits", "lr": math.nan}, "--lr is nan; expected a number above 0"),
         ({"what": "tests.experiments.odd:nothing", "data": "digits"}, "the model has no prunable weight"),

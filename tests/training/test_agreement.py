@@ -9,7 +9,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from rich.console import Console
 
-from optg.methods import METHODS
 from optg.training import agreement
 from optg.training.agreement import Vote, fingerprint
 from optg.training.errors import MasksDiffer
@@ -17,7 +16,7 @@ from optg.training.folder import RunFolder
 from optg.training.loop import train
 from optg.training.parallel import Parallel
 from optg.training.progress import TrainingProgress
-from optg.training.recipe import Recipe
+from optg.training.recipe import Plan, Recipe
 from optg.training.saving import CheckpointPolicy
 from optg.training.setup import set_up
 
@@ -45,7 +44,7 @@ def train_with_a_flipped_mask(rank: int, folder: str) -> None:
     }
     for mode, message in messages.items():
         parallel = Parallel(mode, rank, 2)
-        setup = set_up(recipe, METHODS["optg"](), parallel)
+        setup = set_up(Plan(recipe), parallel)
         weights = setup.sparsifier.weights
         replace = weights.replace_masks
 
