@@ -1,4 +1,4 @@
-"""Tell errors that a user can fix from the message alone from those that need a traceback."""
+"""Decide which errors are shown as one line, and which with a traceback."""
 
 import sysconfig
 import traceback

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass
 class Parallel:
-    """This process's place among those that train together. As a context manager, it leaves the group at the end."""
+    """This process's place in the group that trains together. As a context manager, it leaves the group at the end."""
 
     mode: str = "none"  # none; ddp: every process has a copy of the model; fsdp: FSDP2, every process has a part of it
     rank: int = 0

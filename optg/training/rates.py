@@ -15,7 +15,7 @@ def learning_rate(recipe: Recipe, clock: Clock) -> float:
         epoch = math.floor(epoch)
     progress = (epoch - recipe.warmup) / (recipe.epochs - recipe.warmup)
     if recipe.cycles > 1:
-        length = cycle_length(clock.total, recipe.cycles)  # the same cycles as those of IMP
+        length = cycle_length(clock.total, recipe.cycles)  # as IMP divides training
         done = min(clock.step // length, recipe.cycles - 1)
         progress = (clock.step - done * length) / (length if done < recipe.cycles - 1 else clock.total - done * length)
     return recipe.lr * SCHEDULES[recipe.schedule](recipe, min(progress, 1.0))

@@ -51,8 +51,8 @@ class EpochTally:
     def row(self, recipe: Recipe, parallel: Parallel) -> dict[str, Any]:
         """Return the metrics of the epoch. Forces a CPU–GPU sync.
 
-        The rates are those of the last step. `layers` holds for each layer its zeros, and the weights that the last cut removed
-        and revived.
+        Learning rates are from the last step. `layers` maps each layer to [zeros, weights removed by the last cut, weights
+        revived by it].
         """
         sparsifier, weights, clock = self.sparsifier, self.sparsifier.weights, self.sparsifier.clock
         last = Clock(clock.epochs, clock.steps_per_epoch, clock.step - 1)

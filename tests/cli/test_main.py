@@ -73,7 +73,7 @@ def test_an_unknown_command_is_refused():
     assert "unknown command 'method'; did you mean 'methods'? Known: train, evaluate," in wrong.stderr
 
 
-def test_a_word_like_no_command_is_refused(monkeypatch, capsys):
+def test_an_unknown_command_without_a_similar_one_is_refused(monkeypatch, capsys):
     assert "unknown command 'nonsense'; Known: train," in refusal(monkeypatch, capsys, "nonsense")
 
 

@@ -34,6 +34,6 @@ def test_dense_training_has_no_sparsity_by_default():
     assert parse_train_args(["--method", "dense", "--sparsity", "0.5"])[0].recipe.sparsity == 0.5  # `sparsify` refuses it
 
 
-def test_options_that_do_not_change_the_weights_are_apart():
+def test_options_that_do_not_change_the_weights_are_returned_separately():
     _, options = parse_train_args(["--no-resume", "--parallel", "ddp", "--keep", "5", "--output", "there"])
     assert not options.resume and options.parallel == "ddp" and options.keep == 5 and str(options.output) == "there"

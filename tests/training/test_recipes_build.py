@@ -14,7 +14,7 @@ IMAGES = {"digits": "synthetic:1x8x8:10:64", "cifar10": "synthetic:3x32x32:10:64
 
 
 @pytest.mark.parametrize("name", recipe.names())
-def test_two_steps(name):
+def test_a_recipe_trains_two_steps(name):
     plan = recipe.load(name)
     images = IMAGES.get(plan.recipe.data, "synthetic:3x64x64:1000:64")  # ImageNet's own size takes too long on a CPU
     plan.recipe = dataclasses.replace(plan.recipe, data=images, batch_size=2, compile=False, precision="float32", epochs=10)
