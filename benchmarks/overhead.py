@@ -25,7 +25,7 @@ from optg.methods import METHODS
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel
 from optg.training.recipe import Recipe
-from optg.training.step import WARM, Step
+from optg.training.step import WARMUP_STEPS, TrainStep
 
 EPOCHS, SPARSITY = 100, 0.9
 
@@ -107,7 +107,7 @@ class Trainer:
             precision="bfloat16" if cuda else "float32", channels_last=len(work.shape) == 3, graph=mode == "graph",
             batch_size=work.batch, compile=False,
         )  # fmt: skip
-        self.step = Step(forward, optimizer, self.sparsifier, nn.CrossEntropyLoss(), recipe, Parallel(device=device))
+        self.step = TrainStep(forward, optimizer, self.sparsifier, nn.CrossEntropyLoss(), recipe, Parallel(device=device))
         self.time = timer(device)
 
     def run(self, count: int) -> float:
@@ -157,12 +157,12 @@ def measure(name: str, mode: str, methods: Sequence[str], rounds: int, steps: in
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     forward = model if mode == "eager" else torch.compile(model)
     dense = Trainer("dense", work, model, forward, data, mode)
-    dense.run(WARM + 3)
+    dense.run(WARMUP_STEPS + 3)
     rows, fresh = [], {name: t.clone() for name, t in model.state_dict().items()}
     for method in methods:
         model.load_state_dict(fresh)  # what another method has left at 0 would all tie
         other = Trainer(method, work, model, forward, data, mode)
-        other.run(WARM + 3)
+        other.run(WARMUP_STEPS + 3)
         pairs = [(dense.run(steps), other.run(steps)) for _ in range(rounds)]
         base, own = (statistics.median(column) for column in zip(*pairs))
         around, share = other.cut()

@@ -224,15 +224,15 @@ class Sparsifier:
         return self._parts.save()
 
     @torch.no_grad()
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a saved state. Its model may have been wrapped or distributed in another way.
 
         The model's own state may be loaded before `sparsify`, after it, or after this call.
         """
         self._leave_step()
-        if "options" in saved:
-            saved = {**saved, "options": current_options(self.name, saved["options"])}
-        self._parts.load(saved, self._first_mask)
+        if "options" in state:
+            state = {**state, "options": current_options(self.name, state["options"])}
+        self._parts.load(state, self._first_mask)
         self._first_mask = None
         self.method.set_time(self.clock)
         self.weights.show_effective()

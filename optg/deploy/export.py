@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import optg
-from optg import models
 from optg.core.accounting import as_arguments, count, first_tensor
 from optg.core.preserve import evaluating
 from optg.deploy import packed
@@ -22,8 +21,8 @@ from optg.files import atomic_write
 from optg.machine import revision
 from optg.training import checkpoint, recipe
 from optg.training.folder import is_run
-from optg.training.recipe import Plan, RecipeError
-from optg.training.run import facts_of, reopen
+from optg.training.recipe import Plan
+from optg.training.saved import SavedRun
 
 if TYPE_CHECKING:
     from optg.data import Data
@@ -49,45 +48,14 @@ class Trained:
 
 
 def open_trained(path: Path) -> Trained:
-    """The model of a run's folder, of one of its checkpoints, or of a packed file."""
-    if is_run(path):
-        plan, facts = known(path)
-        _, model = reopen(path, facts["classes"])
-        return described(model, plan, facts, {})
-    if path.is_dir() and (path / checkpoint.VALUES).is_file() and is_run(path.parent.parent):
-        plan, facts = known(path.parent.parent)
-        return described(from_checkpoint(path, plan, facts["classes"]), plan, facts, {"checkpoint": path.name})
+    """Open the model of a run folder, of one of its checkpoints, or of a packed file."""
     if path.is_file():
         model = packed.load(path)
         return Trained(model, model.about, path=path)
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; expected the folder of a run, one of its checkpoints, or a packed file")
-    raise RecipeError(
-        f"{path} is neither the folder of a run (it has no recipe.toml) nor a checkpoint (RUN/checkpoints/step-N)"
-    )
-
-
-def from_checkpoint(path: Path, plan: Plan, classes: int) -> nn.Module:
-    try:
-        tensors, _ = checkpoint.load(path)
-    except checkpoint.Damaged as error:
-        raise RecipeError(f"{path} is damaged: {error}") from None
-    model = models.build(plan.recipe.model, classes)
-    state = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise RecipeError(f"{path} is of another model than {plan.recipe.model}: {str(error).splitlines()[0]}") from None
-    return model
-
-
-def known(run: Path) -> tuple[Plan, dict[str, Any]]:
-    """A run's plan, and its summary; of a run that has not ended, what its data says."""
-    plan = recipe.load(str(run / "recipe.toml"))
-    if (run / "summary.json").is_file():
-        return plan, facts_of(run)
-    data = load_data(plan.recipe)
-    return plan, {"classes": data.classes, "shape": data.shape}
+    saved = SavedRun.open(path)
+    return described(saved.model(), saved.plan, saved.facts, {"checkpoint": path.name} if saved.is_checkpoint else {})
 
 
 def load_data(settings: recipe.Recipe, batch_size: int | None = None) -> "Data":

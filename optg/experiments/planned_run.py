@@ -13,7 +13,7 @@ from optg.experiments.trained import PREFIX
 from optg.methods import METHODS, defaults
 from optg.naming import nearest
 from optg.training import recipe as recipes
-from optg.training.recipe import HOW, Plan, Recipe, build_method, check, converted, flag
+from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, build_method, check, converted, flag
 
 TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
 
@@ -77,7 +77,7 @@ def run_key(summary: dict[str, Any]) -> str:
     method = METHODS.get(summary["method"])
     settings = dataclasses.asdict(Recipe()) | summary["settings"]
     options = defaults(summary["method"]) | summary["options"]
-    settings = {k: v for k, v in settings.items() if k not in HOW}
+    settings = {k: v for k, v in settings.items() if k not in EXECUTION_SETTINGS}
     settings["model"] = re.sub(f"{re.escape(PREFIX)}.*/", PREFIX, settings["model"])  # ignore the folder a model is in
     settings["milestones"] = list(settings["milestones"])  # JSON has no tuples
     if "alpha" in options and options["alpha"] is None:

@@ -132,7 +132,7 @@ def describe_run(summary: dict[str, Any]) -> tuple[str, str]:
     """Return how a run differs from its recipe as it is today, and a command that trains the same thing today."""
     if summary["recipe"] not in recipes.names():
         return "", summary["command"]
-    settings = {key: value for key, value in summary["settings"].items() if key not in recipes.HOW}
+    settings = {key: value for key, value in summary["settings"].items() if key not in recipes.EXECUTION_SETTINGS}
     try:
         run = plan_run(summary["recipe"], summary["method"], settings, summary["options"])
         changes = ", ".join(f"{key} {value}" for changed in run.changes for key, value in changed.items())

@@ -147,7 +147,8 @@ class Runner:
 
     def run_here(self) -> None:
         """One after the other, with no new process for each: for runs of a second."""
-        from optg import cli
+        from optg.training.arguments import parse_train_args
+        from optg.training.run import run_training
 
         if self.deadline is not None:  # interrupts a run that is training, or else this command
             signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -161,7 +162,7 @@ class Runner:
             sys.argv = ["optg", *arguments]
             with self.log(run.name).open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 try:
-                    cli.train(arguments[1:])
+                    run_training(*parse_train_args(arguments[1:]))
                     status = 0
                 except SystemExit as leaving:
                     status = leaving.code if isinstance(leaving.code, int) else 1

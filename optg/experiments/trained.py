@@ -16,8 +16,8 @@ def __getattr__(name: str) -> Callable[..., nn.Module]:
         raise ValueError(f"{name} has no model.safetensors; expected the folder of a finished run")
 
     def build(classes: int) -> nn.Module:
-        from optg.training.run import reopen
+        from optg.training.saved import SavedRun
 
-        return reopen(Path(name), classes)[1]
+        return SavedRun.open(name).model(classes)
 
     return build

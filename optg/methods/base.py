@@ -60,6 +60,11 @@ class Method:
         """Whether momentum and weight decay leave dormant weights alone."""
         return False
 
+    @property
+    def cycles(self) -> int:
+        """The number of equal cycles that training consists of. The learning rate should start again with each."""
+        return 1
+
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         """Make the first mask and the method's state. Called once, before training."""
 
@@ -93,10 +98,6 @@ class Method:
     def metrics(self, clock: Clock, lr: float) -> dict[str, float]:
         """Return numbers to log about the next step, besides its learning rate."""
         return {}
-
-    def cycle(self, clock: Clock) -> int | None:
-        """Return the steps after which the learning rate should start again; None if it should not."""
-        return None
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         """Return what forward sees of a layer's kept weights. The mask is applied afterwards."""

@@ -41,21 +41,21 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 ELSEWHERE = ("torchvision:NAME", "timm:NAME", "package.module:function")
 
-__all__ = ["ELSEWHERE", "MODELS", "build", "small_images", "taking"]
+__all__ = ["ELSEWHERE", "MODELS", "build", "explain_shape_errors", "small_images"]
 
 
 @contextmanager
-def taking(name: str, shape: Sequence[int], instead: str) -> Iterator[None]:
-    """Say so where a model does not take images of that shape, and what to do instead."""
+def explain_shape_errors(name: str, shape: Sequence[int], advice: str) -> Iterator[None]:
+    """Turn an error that a model raises for images of this shape into one that names both, and ends with advice."""
     try:
         yield
     except OutOfMemoryError:
-        raise  # which says nothing of the shape
+        raise  # unrelated to the shape
     except (RuntimeError, ValueError) as error:
         if name not in MODELS and not name.startswith(("torchvision:", "timm:")):
-            raise  # one's own model: where it fails is the user's to see
+            raise  # a user's own model: its traceback shows where it failed
         size, reason = "×".join(map(str, shape)), next(iter(str(error).splitlines()), "")
-        raise ValueError(f"{name} does not take images of {size}; {instead} ({reason})") from error
+        raise ValueError(f"{name} does not take images of {size}; {advice} ({reason})") from error
 
 
 def small_images(name: str) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from optg.report.markup import counted, missing, text
 from optg.report.plot import MANY
 from optg.report.runs import Run, as_json
 from optg.training import recipe
-from optg.training.recipe import HOW, build_method, flag
+from optg.training.recipe import EXECUTION_SETTINGS, build_method, flag
 
 
 def commands(groups: list[Group]) -> str:
@@ -73,5 +73,5 @@ def today(name: str, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
     settings, options = as_json(asdict(plan.recipe)), as_json(asdict(build_method(plan)))
     if METHODS[method].when == "never":
         settings["sparsity"] = 0.0
-    apart = ("seed", *HOW)
+    apart = ("seed", *EXECUTION_SETTINGS)
     return {k: v for k, v in settings.items() if k not in apart}, {k: v for k, v in options.items() if k not in apart}

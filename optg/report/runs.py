@@ -14,7 +14,7 @@ from typing import Any
 from optg.methods import METHODS, defaults
 from optg.report.markup import is_number, share
 from optg.training import recipe
-from optg.training.recipe import HOW, RecipeError
+from optg.training.recipe import EXECUTION_SETTINGS, RecipeError
 
 REQUIRED = {"method": str, "settings": dict, "accuracy": float, "sparsity": float}
 SETTINGS = {"model": str, "data": str, "sparsity": float, "epochs": int, "seed": int}
@@ -224,7 +224,7 @@ def most(values: Iterable[Any]) -> str | None:
 def all_settings(run: Run) -> dict[str, Any]:
     """What makes a run what it is: its recipe, but for how it was computed, and its method's options, of which an older run
     may not know all: it had the defaults."""
-    recipe = {key: value for key, value in run.settings.items() if key not in HOW}
+    recipe = {key: value for key, value in run.settings.items() if key not in EXECUTION_SETTINGS}
     options = defaults(run.method) | run.options
     if run.options.get("seed", recipe["seed"]) == recipe["seed"]:  # the method's is the run's
         options.pop("seed", None)

@@ -1,1 +1,1 @@
-"""Training a model from a recipe: the loop, learning rates, checkpoints and the run folder."""
+"""Train a model from a recipe: the loop, learning rates, checkpoints and the run folder."""

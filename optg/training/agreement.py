@@ -1,4 +1,4 @@
-"""What processes that train together must agree on: that their masks are the same, and when to save and stop."""
+"""Keep processes that train together in agreement: on their masks, and on when to save and stop."""
 
 import time
 
@@ -6,70 +6,73 @@ import torch
 from torch import Tensor
 
 from optg.sparsifier import Sparsifier
+from optg.training.errors import MasksDiffer
 from optg.training.parallel import Parallel
 
-SECONDS = 1.0  # between two votes, about
-MOST = 100  # steps
+VOTE_SECONDS = 1.0  # approximate time between votes
+MAX_VOTE_STEPS = 100  # at most this many steps between votes
 
 
-class Disagreement(Exception):
-    """The masks of two processes differ."""
+class MaskCheck:
+    """Verify after every cut that all processes have the same masks.
 
-
-class SameMasks:
-    """Compares a fingerprint of every layer's mask over the processes, whenever masks were cut.
-
-    Under FSDP2 a process has a piece of a mask that no other has. There the removed weights of all pieces are counted: they
-    must be as many as the cut says.
+    Processes compare a fingerprint of each layer's mask. Under FSDP2 each process holds a different piece of a mask; there the
+    zeros of all pieces must add up to the number that the cut made.
     """
 
     def __init__(self, sparsifier: Sparsifier, parallel: Parallel) -> None:
         self.sparsifier, self.parallel = sparsifier, parallel
-        self.checked: Tensor | None = None  # the counts of the cut that was compared last
+        self.checked: Tensor | None = None  # counts of the last cut that was checked
 
     def check(self) -> None:
+        """Raise MasksDiffer if masks were cut since the last call and now differ between processes."""
         weights = self.sparsifier.weights
         if self.parallel.world == 1 or weights.counts is self.checked:
             return
         self.checked = weights.counts
-        split = weights.shards.pieces if weights.shards else [False] * len(weights.names)
-        marks = [(~m).count_nonzero() if piece else fingerprint(m) for m, piece in zip(weights.masks, split)]
-        table, counts = self.parallel.gather(torch.stack(marks)), weights.counts[:, 0].tolist()
-        for name, piece, found, zeros in zip(weights.names, split, table.T.tolist(), counts):
-            if piece and sum(found) != zeros:
-                raise Disagreement(self.text(name, f"has {sum(found)} zeros over all ranks, where the cut made {zeros}"))
+        sharded = weights.shards.pieces if weights.shards else [False] * len(weights.names)
+        marks = [(~m).count_nonzero() if piece else fingerprint(m) for m, piece in zip(weights.masks, sharded)]
+        by_layer, zeros = self.parallel.gather(torch.stack(marks)).T.tolist(), weights.counts[:, 0].tolist()
+        for name, piece, found, expected in zip(weights.names, sharded, by_layer, zeros):
+            if piece and sum(found) != expected:
+                raise self.error(name, f"has {sum(found)} zeros over all ranks, but the cut made {expected}")
             if not piece and (odd := [rank for rank, mark in enumerate(found) if mark != found[0]]):
-                raise Disagreement(self.text(name, f"on rank {odd[0]} is not that of rank 0"))
+                raise self.error(name, f"on rank {odd[0]} differs from the one on rank 0")
 
-    def text(self, layer: str, what: str) -> str:
+    def error(self, layer: str, problem: str) -> MasksDiffer:
         step = self.sparsifier.clock.step
-        return f"step {step}: the mask of {layer} {what}. Go on from the last checkpoint; if it happens again, tell us"
+        advice = "Give the same command to continue from the last checkpoint; if this happens again, please report it"
+        return MasksDiffer(f"step {step}: the mask of {layer} {problem}. {advice}")
 
 
 def fingerprint(mask: Tensor) -> Tensor:
-    """64 bits that tell masks of one shape apart: the sum of a number for each place that is kept, modulo 2⁶⁴."""
-    place = torch.arange(1, mask.numel() + 1, device=mask.device)
-    place.mul_(-7046029254386353131).bitwise_xor_(place >> 29)  # mixed, or places would add up to those of others
-    place.mul_(-4658895280553007687).bitwise_xor_(place >> 32)
-    return place.mul_(mask.reshape(-1)).sum()
+    """Return a 64-bit hash of a mask: the sum, modulo 2⁶⁴, of a mixed index for every kept weight."""
+    index = torch.arange(1, mask.numel() + 1, device=mask.device)
+    index.mul_(-7046029254386353131).bitwise_xor_(index >> 29)  # mixed, so that sums of different index sets rarely collide
+    index.mul_(-4658895280553007687).bitwise_xor_(index >> 32)
+    return index.mul_(mask.reshape(-1)).sum()
 
 
-class Votes:
-    """Does any process say so? A vote makes all wait for the slowest, so they vote about once a second.
+class Vote:
+    """Tell all processes, at the same step, whether any of them raised a flag.
 
-    How many steps that is they agree on as well: from the longest time that one of them took.
+    A vote makes everyone wait for the slowest process, so it is held about once a second. All processes agree on the number of
+    steps until the next one, from the longest time that any of them measured.
     """
 
     def __init__(self, parallel: Parallel) -> None:
-        self.parallel, self.steps, self.left, self.since = parallel, 1, 1, time.monotonic()
+        self.parallel = parallel
+        self.interval = self.steps_left = 1
+        self.since = time.monotonic()
 
     def __call__(self, *flags: bool) -> list[bool]:
+        """Return for each flag whether any process raised it; all False between votes."""
         if self.parallel.world == 1:
             return list(flags)
-        self.left -= 1
-        if self.left:
+        self.steps_left -= 1
+        if self.steps_left:
             return [False] * len(flags)
-        *found, seconds = self.parallel.most(*map(float, flags), time.monotonic() - self.since)
-        self.steps = self.left = max(1, min(MOST, int(SECONDS * self.steps / max(seconds, 1e-6))))
-        self.since = time.monotonic()
-        return [flag > 0 for flag in found]
+        *raised, seconds = self.parallel.max(*map(float, flags), time.monotonic() - self.since)
+        self.interval = max(1, min(MAX_VOTE_STEPS, int(VOTE_SECONDS * self.interval / max(seconds, 1e-6))))
+        self.steps_left, self.since = self.interval, time.monotonic()
+        return [flag > 0 for flag in raised]

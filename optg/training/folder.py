@@ -1,4 +1,4 @@
-"""The folder of a run: its recipe, metrics, summary, model and checkpoints. One live process at a time may use it."""
+"""The folder of a run: its recipe, metrics, summary, model and checkpoints. Only one live process may train in it."""
 
 import fcntl
 import json
@@ -9,12 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from optg.files import sync
+from optg.files import atomic_write, sync
 from optg.training.checkpoint import write_tensors
-
-
-class InUse(Exception):
-    """Another live process trains in this folder."""
+from optg.training.errors import FolderInUse
 
 
 class RunFolder:
@@ -24,45 +21,41 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder. The lock is the kernel's and ends with the process, however it ends."""
+        """Create the folder and hold its lock. The kernel releases the lock when the process ends, however it ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InUse(f"{self.path} is in use by another process; wait for it, or give another --output") from None
+                raise FolderInUse(
+                    f"{self.path} is in use by another process; wait for it to finish, or give another --output"
+                ) from None
             yield
 
     def write(self, name: str, text: str) -> None:
-        """A file that is there whole or not at all."""
-        partial = self.path / f".{name}.partial"
-        partial.write_text(text)
-        sync(partial)
-        self.put(partial, name)
+        """Write a text file atomically."""
+        with atomic_write(self.path / name) as partial:
+            partial.write_text(text)
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        partial = self.path / f".{name}.partial"
-        write_tensors(partial, tensors)
-        self.put(partial, name)
+        """Write a safetensors file atomically."""
+        with atomic_write(self.path / name) as partial:
+            write_tensors(partial, tensors)
 
-    def put(self, partial: Path, name: str) -> None:
-        partial.rename(self.path / name)
-        sync(self.path)
-
-    def log(self, row: dict[str, Any]) -> None:
-        """One more line of metrics, on the disk before a checkpoint says that its epoch is done."""
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add a row to metrics.jsonl, synced to disk before a checkpoint can claim that its epoch is done."""
         path = self.path / "metrics.jsonl"
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         sync(path)
 
-    def forget_after(self, step: int) -> None:
-        """Drop metrics of steps that will be done again, and lines that were cut off or damaged."""
+    def drop_metrics_after(self, step: int) -> None:
+        """Remove the rows of steps that will be trained again, and damaged rows."""
         if (self.path / "metrics.jsonl").exists():
             self.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows that are whole."""
+        """Return the intact rows of metrics.jsonl."""
         path, rows = self.path / "metrics.jsonl", []
         for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
             with suppress(ValueError):
@@ -73,7 +66,7 @@ class RunFolder:
 
 
 def in_use(path: Path) -> bool:
-    """Does a live process hold the folder of a run?"""
+    """Return whether a live process holds a run folder's lock."""
     try:
         with (path / ".lock").open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,4 +78,5 @@ def in_use(path: Path) -> bool:
 
 
 def is_run(path: Path) -> bool:
+    """Return whether a folder holds a run."""
     return (path / "recipe.toml").is_file()

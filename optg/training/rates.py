@@ -1,4 +1,4 @@
-"""The learning rate of every step: a plain function of the recipe and the time."""
+"""The learning rate of every step, as a plain function of the recipe and the clock."""
 
 import math
 
@@ -7,7 +7,7 @@ from optg.training.recipe import Recipe
 
 
 def learning_rate(recipe: Recipe, clock: Clock) -> float:
-    """Of the step that comes next."""
+    """Return the learning rate of the next step."""
     epoch = clock.step / clock.steps_per_epoch
     if epoch < recipe.warmup:
         return recipe.lr * (clock.step + 1) / (recipe.warmup * clock.steps_per_epoch + 1)
@@ -15,10 +15,10 @@ def learning_rate(recipe: Recipe, clock: Clock) -> float:
         epoch = math.floor(epoch)
     progress = (epoch - recipe.warmup) / (recipe.epochs - recipe.warmup)
     if recipe.cycles > 1:
-        length = cycle_length(clock.total, recipe.cycles)  # as the lottery's
+        length = cycle_length(clock.total, recipe.cycles)  # as IMP divides training
         done = min(clock.step // length, recipe.cycles - 1)
         progress = (clock.step - done * length) / (length if done < recipe.cycles - 1 else clock.total - done * length)
-    return recipe.lr * SHAPES[recipe.schedule](recipe, min(progress, 1.0))
+    return recipe.lr * SCHEDULES[recipe.schedule](recipe, min(progress, 1.0))
 
 
 def constant(recipe: Recipe, progress: float) -> float:
@@ -37,4 +37,4 @@ def multistep(recipe: Recipe, progress: float) -> float:
     return recipe.gamma ** sum(progress >= milestone for milestone in recipe.milestones)
 
 
-SHAPES = {f.__name__: f for f in (constant, cosine, hold, multistep)}
+SCHEDULES = {f.__name__: f for f in (constant, cosine, hold, multistep)}

@@ -1,7 +1,7 @@
-"""A recipe says all that a run depends on, in a TOML file: model, data, learning rate, method and its options.
+"""Recipes: TOML files that state everything a run depends on: model, data, learning rate, method and its options.
 
-Recipes that come with the package have a name and may have variants (`vgg19-cifar10`, `vgg19-cifar10:authors`); any other is
-the path of a file. A run saves the recipe it was given, resolved, and can be trained again from that.
+Recipes that come with the package are loaded by name and may have variants (`vgg19-cifar10`, `vgg19-cifar10:authors`); any
+other is loaded by path. Each run saves its complete recipe, from which it can be repeated.
 """
 
 import dataclasses
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recipe:
-    model: str = "digits"  # a name, torchvision:NAME, timm:NAME or package.module:function
+    model: str = "digits"  # a built-in model's name, torchvision:NAME, timm:NAME or package.module:function
     data: str = "digits"  # digits, cifar10, cifar100, imagenet, synthetic or package.module:function
-    folder: str | None = None  # that has the data; None: ./data
-    sparsity: float = 0.95  # the share of weights to remove
-    epochs: int = 25
-    batch_size: int = 64  # over all GPUs together
-    seed: int = 0
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 2e-3
-    decay_norms: bool = True  # does weight decay act on norms and biases too?
-    schedule: Literal["cosine", "multistep", "hold", "constant"] = "cosine"  # hold: at first constant, then cosine
-    warmup: float = 0.0  # epochs in which the learning rate rises to its full value
-    cycles: int = 1  # how often the learning rate starts anew
-    milestones: tuple[float, ...] = (0.5, 0.75)  # of training, where multistep multiplies the learning rate by gamma
-    gamma: float = 0.1
-    hold: float = 0.5  # of training: how long "hold" holds
-    rate_per: Literal["step", "epoch"] = "step"  # how often the learning rate changes
-    label_smoothing: float = 0.0
-    accumulate: int = 1  # parts that a batch is split into, one after the other
-    precision: Literal["float32", "bfloat16"] = "float32"
-    channels_last: bool = False
-    compile: bool = False  # the model with torch.compile, on a GPU
-    graph: bool = True  # replay whole steps from a CUDA graph, where there is one GPU
+    folder: str | None = None  # folder that holds the dataset's files; None: ./data
+    sparsity: float = 0.95  # fraction of the weights to remove
+    epochs: int = 25  # epochs to train
+    batch_size: int = 64  # images per optimizer step, over all GPUs together
+    seed: int = 0  # seed of all random numbers
+    optimizer: Literal["sgd", "adamw"] = "sgd"  # optimizer
+    lr: float = 0.05  # peak learning rate
+    momentum: float = 0.9  # momentum of SGD
+    nesterov: bool = False  # use Nesterov momentum
+    weight_decay: float = 2e-3  # weight decay
+    decay_norms: bool = True  # apply weight decay to norms and biases too
+    schedule: Literal["cosine", "multistep", "hold", "constant"] = "cosine"  # of the learning rate; hold: constant, then cosine
+    warmup: float = 0.0  # epochs over which the learning rate rises to its peak
+    cycles: int = 1  # number of equal cycles, each of which restarts the learning rate schedule
+    milestones: tuple[float, ...] = (0.5, 0.75)  # where multistep changes the learning rate, as fractions of training
+    gamma: float = 0.1  # multistep multiplies the learning rate by this at each milestone
+    hold: float = 0.5  # fraction of training during which the schedule "hold" stays constant
+    rate_per: Literal["step", "epoch"] = "step"  # update the learning rate every step, or once per epoch
+    label_smoothing: float = 0.0  # label smoothing of the loss
+    accumulate: int = 1  # split each batch into this many parts and accumulate their gradients, to save memory
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: use autocast
+    channels_last: bool = False  # store images and weights in channels-last order
+    compile: bool = False  # compile the model with torch.compile, on a GPU
+    graph: bool = True  # replay training steps from a CUDA graph, when training on one GPU
 
 
-HOW = ("folder", "graph", "compile")  # settings that say where data is and how it is computed, not what
+EXECUTION_SETTINGS = ("folder", "graph", "compile")  # settings that change how a run is computed, but not what
 
 
 @dataclass
 class Plan:
-    """A recipe with the method that it uses and, by method, options that differ from a method's own defaults."""
+    """A recipe together with the name of its method and, for each method, the options that differ from its defaults."""
 
     recipe: Recipe
     method: str = "optg"
@@ -61,14 +61,14 @@ class Plan:
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used: what is wrong, where, and what was expected."""
+    """A recipe is invalid. The message says what is wrong, where, and what was expected."""
 
 
 FOLDER = files("optg.training") / "recipes"
 
 
 def names() -> list[str]:
-    """The recipes that come with the package, variants too."""
+    """Return the names of the recipes that come with the package, including their variants."""
     found = []
     for file in sorted(FOLDER.iterdir(), key=lambda file: file.name):
         name = file.name.removesuffix(".toml")
@@ -77,7 +77,7 @@ def names() -> list[str]:
 
 
 def load(given: str) -> Plan:
-    """The recipe of a name, a name with a variant, or a file."""
+    """Load a recipe by name (`vgg19-cifar10`), name and variant (`vgg19-cifar10:authors`) or path (`my.toml`)."""
     if given.endswith(".toml") or "/" in given:
         path = Path(given)
         if not path.is_file():
@@ -90,23 +90,24 @@ def load(given: str) -> Plan:
 
 
 def read(text: str, where: str, name: str, variant: str = "") -> Plan:
+    """Parse and check a recipe. `where` names its source in error messages."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{where} is not TOML: {error}") from None
+        raise RecipeError(f"{where} is not valid TOML: {error}") from None
     variants = values.pop("variants", {})
     if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
-        raise RecipeError(f"{where}: variants holds a table of settings for each variant, such as [variants.authors]")
+        raise RecipeError(f"{where}: variants must be a table of settings per variant, such as [variants.authors]")
     changed = variants.get(variant, {})
     changed_methods = changed.pop("methods", {})
     values |= changed
     method, methods = values.pop("method", "optg"), values.pop("methods", {})
-    known = {f.name for f in fields(Recipe)}
+    known = [f.name for f in fields(Recipe)]
     for key in values:
         if key not in known:
             raise RecipeError(f"{where}: unknown setting {key!r}; {nearest(key, known)}")
     if not isinstance(methods, dict) or not all(isinstance(options, dict) for options in methods.values()):
-        raise RecipeError(f"{where}: methods holds a table of options for each method, such as [methods.rigl]")
+        raise RecipeError(f"{where}: methods must be a table of options per method, such as [methods.rigl]")
     if not isinstance(method, str):
         raise RecipeError(f'{where}: method is {method!r}; expected a name, such as "optg"')
     refuse_unknown_methods(where, methods)
@@ -120,11 +121,11 @@ def refuse_unknown_methods(where: str, methods: dict[str, Any]) -> None:
 
     for name in methods:
         if name not in METHODS:
-            raise RecipeError(f"{where}: [methods.{name}] is of no method; {nearest(name, METHODS)}")
+            raise RecipeError(f"{where}: [methods.{name}] names an unknown method; {nearest(name, METHODS)}")
 
 
 def converted(what: str, value: Any, kind: Any) -> Any:
-    """A TOML value as the type that a field wants."""
+    """Return a TOML value as the type of a dataclass field. `what` names the value in error messages."""
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise RecipeError(f"{what} is {value!r}; expected one of {', '.join(get_args(kind))}")
@@ -146,7 +147,7 @@ def converted(what: str, value: Any, kind: Any) -> Any:
 
 
 def build_method(plan: Plan, where: str = "recipe") -> "Method":
-    """The plan's method with the plan's options for it."""
+    """Return the plan's method, with the plan's options for it."""
     from optg.methods import METHODS
 
     if plan.method not in METHODS:
@@ -157,13 +158,13 @@ def build_method(plan: Plan, where: str = "recipe") -> "Method":
     for key in options:
         if key not in known:
             raise RecipeError(f"{where}: {plan.method} has no option {key!r}; {nearest(key, known)}")
-    own = {"seed": plan.recipe.seed} if "seed" in known else {}  # of a method's random numbers, where it has any
+    seed = {"seed": plan.recipe.seed} if "seed" in known else {}
     given = {key: converted(f"{where}: {plan.method}.{key}", value, hints[key]) for key, value in options.items()}
-    return kind(**own | given)
+    return kind(**seed | given)
 
 
 def check(recipe: Recipe, where: str) -> Recipe:
-    """Refuse values that no run can have."""
+    """Return the recipe if all its values are valid; else raise an error that names the first invalid one."""
     limits = {
         "sparsity": (recipe.sparsity >= 0 and recipe.sparsity < 1, "at least 0 and below 1"),
         "epochs": (recipe.epochs >= 1, "at least 1"),
@@ -175,14 +176,14 @@ def check(recipe: Recipe, where: str) -> Recipe:
         "cycles": (1 <= recipe.cycles <= recipe.epochs, "at least 1 and at most epochs"),
         "seed": (0 <= recipe.seed < 2**63, "at least 0 and below 2^63"),
         "gamma": (0 < recipe.gamma < float("inf"), "above 0"),
-        "milestones": (all(0 < m < 1 for m in recipe.milestones), "shares of training, between 0 and 1"),
+        "milestones": (all(0 < m < 1 for m in recipe.milestones), "fractions of training, between 0 and 1"),
         "hold": (0 <= recipe.hold < 1, "at least 0 and below 1"),
         "label_smoothing": (0 <= recipe.label_smoothing < 1, "at least 0 and below 1"),
         "accumulate": (
             recipe.accumulate >= 1 and recipe.batch_size % recipe.accumulate == 0,
             f"a divisor of batch_size, {recipe.batch_size}",
         ),
-        "nesterov": (not recipe.nesterov or recipe.momentum > 0, "false where momentum is 0"),
+        "nesterov": (not recipe.nesterov or recipe.momentum > 0, "false if momentum is 0"),
     }
     for name, (fine, expected) in limits.items():
         if not fine:
@@ -191,7 +192,7 @@ def check(recipe: Recipe, where: str) -> Recipe:
 
 
 def dump(plan: Plan) -> str:
-    """The plan as TOML, every setting spelled out."""
+    """Return the plan as TOML, with every setting written out."""
     lines = [f"method = {toml(plan.method)}"]
     lines += [f"{k} = {toml(v)}" for k, v in dataclasses.asdict(plan.recipe).items() if v is not None]
     for method, options in plan.methods.items():
@@ -200,7 +201,7 @@ def dump(plan: Plan) -> str:
 
 
 def flag(prefix: str, key: str, value: Any) -> list[str]:
-    """A setting, or an option of a method (`prefix` "method."), as `optg train` takes it."""
+    """Return the command-line flag of `optg train` that sets a recipe setting, or with prefix "method." a method's option."""
     name = key.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{prefix}{'' if value else 'no-'}{name}"]
@@ -208,8 +209,9 @@ def flag(prefix: str, key: str, value: Any) -> list[str]:
 
 
 def toml(value: Any) -> str:
+    """Return a value as TOML."""
     if value is None:
-        return '"none"'  # TOML has no word for it
+        return '"none"'  # TOML has no null
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

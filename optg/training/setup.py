@@ -1,4 +1,4 @@
-"""What a plan builds before the first step: data, model, optimizer and method."""
+"""Build what a run needs before its first step: data, model, optimizer and sparsifier."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,11 +11,10 @@ from optg import data as datasets
 from optg import models
 from optg.core.preserve import preserve_model
 from optg.data import Data
-from optg.methods import IMP
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel
 from optg.training.recipe import Plan, Recipe, build_method
-from optg.training.step import Step
+from optg.training.step import TrainStep
 
 
 @dataclass
@@ -25,21 +24,22 @@ class Setup:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     sparsifier: Sparsifier
-    step: Step
+    step: TrainStep
 
 
 def set_up(plan: Plan, parallel: Parallel) -> Setup:
-    """Data, model, optimizer and method of a plan. Nothing is written: what cannot be built leaves no trace."""
+    """Build everything a run needs. Writes no files, so a failure leaves no trace."""
     recipe = plan.recipe
     torch.manual_seed(recipe.seed)
-    torch.backends.cudnn.benchmark = True  # shapes are fixed: the fastest kernels are worth looking for
+    torch.backends.cudnn.benchmark = True  # all batches have one shape, so searching for the fastest kernels pays
     data = datasets.load(
         recipe.data, recipe.folder, batch_size=recipe.batch_size, device=parallel.device, seed=recipe.seed, rank=parallel.rank,
         world=parallel.world,
     )  # fmt: skip
     model = models.build(recipe.model, data.classes).to(parallel.device)
     image = torch.zeros(1, *data.shape, device=parallel.device, dtype=next(model.parameters()).dtype)
-    with models.taking(recipe.model, data.shape, f"those of {recipe.data} are"), preserve_model(model), torch.no_grad():
+    advice = f"choose another --model, or other --data than {recipe.data}"
+    with models.explain_shape_errors(recipe.model, data.shape, advice), preserve_model(model), torch.no_grad():
         model.eval()(image)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -51,9 +51,10 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
         steps_per_epoch=data.steps_per_epoch, loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model
-    if recipe.cycles == 1 and isinstance(sparsifier.method, IMP):  # the learning rate starts anew with each of its cycles
+    if recipe.cycles == 1:  # unless the recipe says otherwise, the learning rate follows the method's cycles
         recipe = dataclasses.replace(recipe, cycles=sparsifier.method.cycles)
-    return Setup(recipe, data, model, optimizer, sparsifier, Step(forward, optimizer, sparsifier, criterion, recipe, parallel))
+    step = TrainStep(forward, optimizer, sparsifier, criterion, recipe, parallel)
+    return Setup(recipe, data, model, optimizer, sparsifier, step)
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, parallel: Parallel) -> torch.optim.Optimizer:

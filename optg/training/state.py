@@ -1,6 +1,6 @@
-"""All that training depends on, as named tensors and plain values: what a checkpoint holds.
+"""Everything training depends on, as named tensors and plain values: the contents of a checkpoint.
 
-Tensors are whole, however the model is split over processes, so a run goes on with any number of them.
+Tensors are saved whole even if the model is sharded, so a run can resume with any number of processes.
 """
 
 from typing import Any
@@ -16,11 +16,15 @@ from optg.sparsifier import Sparsifier
 def gather(
     model: nn.Module, optimizer: torch.optim.Optimizer, sparsifier: Sparsifier, keep: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every process must call this: what is split is joined, one tensor at a time. One of them is to `keep` it, on the CPU."""
+    """Return the state as (tensors, values). Every process must call this, because shards are joined, one tensor at a time.
+
+    Args:
+        keep: whether this process keeps the joined tensors, on the CPU; the others return none.
+    """
     tensors: dict[str, Tensor] = {}
 
     def add(name: str, tensor: Tensor) -> None:
-        joined = whole(tensor)
+        joined = full_tensor(tensor)
         if keep:
             tensors[name] = joined.detach().cpu()
 
@@ -50,7 +54,7 @@ def restore(
     tensors: dict[str, Tensor],
     values: dict[str, Any],
 ) -> None:
-    """Put everything back as it was when it was gathered."""
+    """Undo `gather`."""
     with torch.no_grad():
         for name, t in unwrap(model).state_dict().items():
             to_local(t).copy_(local_piece(t, tensors[f"model.{name}"]))
@@ -66,7 +70,7 @@ def restore(
     for name, value in values["optimizer"].items():
         i, key = name.split(".", 1)
         states.setdefault(int(i), {})[key] = value
-    rates = [group["lr"] for group in optimizer.param_groups]  # the tensors that a CUDA graph reads stay the same
+    rates = [group["lr"] for group in optimizer.param_groups]  # a CUDA graph reads these very tensors
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
     for group, lr in zip(optimizer.param_groups, rates):
         group["lr"] = lr
@@ -82,5 +86,6 @@ def restore(
         torch.cuda.set_rng_state(tensors["random.cuda"])
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor with the shards of all processes joined."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor

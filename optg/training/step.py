@@ -1,4 +1,4 @@
-"""One optimizer step: eager, or on a GPU replayed from a CUDA graph, which spares the host a thousand launches."""
+"""One optimizer step: eager, or replayed from a CUDA graph, which saves the CPU about a thousand kernel launches."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ from optg.sparsifier import Sparsifier
 from optg.training.parallel import Parallel
 from optg.training.recipe import Recipe
 
-WARM = 8  # eager steps before the graph is captured: libraries choose their kernels, the optimizer makes its state
+WARMUP_STEPS = 8  # eager steps before the graph is captured: libraries choose their kernels, the optimizer creates its state
 
 
-class Step:
-    """Called with a batch and the learning rate; returns the loss, still on the device."""
+class TrainStep:
+    """Train on one batch at the given learning rate, and return the loss without waiting for it."""
 
     def __init__(
         self,
@@ -24,16 +24,11 @@ class Step:
         recipe: Recipe,
         parallel: Parallel,
     ) -> None:
-        self.model, self.optimizer, self.sparsifier, self.criterion, self.recipe = (
-            model,
-            optimizer,
-            sparsifier,
-            criterion,
-            recipe,
-        )
-        self.graphs = recipe.graph and parallel.device.type == "cuda" and parallel.world == 1
+        self.model, self.optimizer, self.sparsifier = model, optimizer, sparsifier
+        self.criterion, self.recipe = criterion, recipe
+        self.use_graph = recipe.graph and parallel.device.type == "cuda" and parallel.world == 1
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.taken = 0
+        self.calls = 0
 
     def __call__(self, images: Tensor, labels: Tensor, rate: float) -> Tensor:
         for group in self.optimizer.param_groups:
@@ -41,9 +36,9 @@ class Step:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        self.taken += 1
+        self.calls += 1
         images = images.contiguous(memory_format=torch.channels_last if self.recipe.channels_last else torch.contiguous_format)
-        if not self.graphs or self.taken <= WARM or not self.sparsifier.capturable:
+        if not self.use_graph or self.calls <= WARMUP_STEPS or not self.sparsifier.capturable:
             return self.eager(images, labels)
         if self.graph is None:
             self.capture(images, labels)
@@ -55,6 +50,7 @@ class Step:
         return self.loss.clone()
 
     def eager(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Run the step without a graph."""
         self.optimizer.zero_grad()
         total = torch.zeros((), device=images.device)
         for x, y in zip(images.chunk(self.recipe.accumulate), labels.chunk(self.recipe.accumulate)):
@@ -68,7 +64,7 @@ class Step:
         return total
 
     def capture(self, images: Tensor, labels: Tensor) -> None:
-        """Record a step on fixed inputs. Nothing is executed by this; each replay is one step."""
+        """Record a step on fixed input buffers. Recording executes nothing; each replay is one step."""
         self.images, self.labels = images.clone(), labels.clone()
         self.optimizer.zero_grad()
         self.graph = torch.cuda.CUDAGraph()

@@ -27,7 +27,7 @@ def test_image_files_and_test_images_are_classified(trained_run: Path, cli: Cli,
     for index in range(2):
         pixels = images[index, 0].numpy().astype(np.float64) * 255 / 16
         Image.fromarray(pixels.round().astype(np.uint8)).save(tmp_path / f"{index}.png")
-    code, out, _ = cli("run", trained_run / "model.optg", "0.png", "1.png", "--threads", "1")
+    code, out, _ = cli("predict", trained_run / "model.optg", "0.png", "1.png", "--threads", "1")
     lines = out.splitlines()
     assert code == 0 and len(lines) == 12 and [lines[0], lines[6]] == ["0.png", "1.png"]
     _, (seen, _) = digits.load()
@@ -39,7 +39,7 @@ def test_image_files_and_test_images_are_classified(trained_run: Path, cli: Cli,
 
     accuracy = json.loads((trained_run / "summary.json").read_text())["accuracy"]
     for what in (trained_run, trained_run / "model.optg"):
-        code, out, _ = cli("run", what, "--data", "test")
+        code, out, _ = cli("predict", what, "--data", "test")
         assert code == 0 and f"accuracy {accuracy:.2%}  (360 images, " in out
 
 
@@ -48,12 +48,12 @@ def test_wrong_arguments_give_a_one_line_error(trained_run: Path, cli: Cli, tmp_
     (tmp_path / "text").write_text("no model")
     (tmp_path / "damaged").write_bytes((trained_run / "model.optg").read_bytes()[:-1])
     for args, message in (
-        (("run", trained_run), "give either image files, or --data test"),
-        (("run", trained_run, "a.png", "--data", "test"), "give either image files, or --data test"),
-        (("run", trained_run, "a.png"), "there is no image a.png"),
-        (("run", trained_run, "text"), "text cannot be read as an image"),
-        (("run", trained_run, "--data", "test", "--threads", "0"), "--threads is 0"),
-        (("run", tmp_path / "damaged", "--data", "test"), "damaged: the tensors take"),
+        (("predict", trained_run), "give either image files, or --data test"),
+        (("predict", trained_run, "a.png", "--data", "test"), "give either image files, or --data test"),
+        (("predict", trained_run, "a.png"), "there is no image a.png"),
+        (("predict", trained_run, "text"), "text cannot be read as an image"),
+        (("predict", trained_run, "--data", "test", "--threads", "0"), "--threads is 0"),
+        (("predict", tmp_path / "damaged", "--data", "test"), "damaged: the tensors take"),
     ):
         code, out, err = cli(*args)
         assert code == 2 and message in err and err.count("\n") == 1 and not out, (args, err)
@@ -80,7 +80,7 @@ def test_packed_file_cannot_name_code_as_its_dataset(trained_run: Path, cli: Cli
     trained = open_trained(trained_run)
     origin = {**trained.about.origin, "data": "evil:load"}
     write_packed(tmp_path / "m.optg", capture(trained.model, trained.example), replace(trained.about, origin=origin))
-    code, _, err = cli("run", "m.optg", "--data", "test")
+    code, _, err = cli("predict", "m.optg", "--data", "test")
     assert code == 2 and "the file names the dataset 'evil:load'; expected one of digits" in err
 
 

@@ -172,9 +172,9 @@ SMALL = {"batches": 1, "batch_size": 32, "steps": 1, "samples": 2, "accumulate":
 
 
 def test_the_scores_of_a_run_come_from_its_checkpoint(tmp_path, capsys):
-    from optg import cli
+    from optg.cli import train
 
-    cli.train(["--epochs", "2", "--output", str(tmp_path / "run"), "--device", "cpu"])
+    train.main(["--epochs", "2", "--output", str(tmp_path / "run"), "--device", "cpu"])
     paradox(Paradox(str(tmp_path / "run"), output=tmp_path / "out", criteria=("optg", "snip"), **SMALL))
     said = capsys.readouterr().out
     assert "its checkpoint's scores" in said and "4,878 weights" in said  # 5 % of 97,568
@@ -238,8 +238,8 @@ def test_the_same_command_continues_after_an_interruption(tmp_path, monkeypatch)
 
 
 def test_any_model_and_data(tmp_path, capsys):
-    own = {"data": "tests.training.own:data", "output": tmp_path}
-    paradox(Paradox("tests.training.own:model", criteria=("magnitude", "optg"), **own, **SMALL))
+    own = {"data": "tests.training.user_code:data", "output": tmp_path}
+    paradox(Paradox("tests.training.user_code:model", criteria=("magnitude", "optg"), **own, **SMALL))
     assert "scores of 8 steps on frozen weights" in capsys.readouterr().out
 
 
@@ -252,7 +252,7 @@ def test_any_model_and_data(tmp_path, capsys):
         ({"what": "digits", "data": "digits", "batches": 0}, "--batches is 0; expected at least 1"),
         ({"what": "digits", "data": "digits", "batches": 999}, "--batches is 999; expected at most 44"),
         ({"what": "digit", "data": "digits"}, "did you mean 'digits'"),
-        ({"what": "."}, "not the folder of a run"),
+        ({"what": "."}, "the folder of a run"),
         ({"what": "vgg19", "data": "digits"}, r"vgg19 does not accept this data, whose inputs have shape \(1, 8, 8\)"),
         ({"what": "digits", "data": "digits", "lr": math.nan}, "--lr is nan; expected a number above 0"),
         ({"what": "tests.experiments.unusable_models:no_weights", "data": "digits"}, "the model has no prunable weight"),

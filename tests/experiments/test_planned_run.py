@@ -2,12 +2,9 @@
 
 import dataclasses
 
-import pytest
-
-from optg import cli
 from optg.experiments.declaration import Selection, experiment_datasets, experiment_names, load_experiment
 from optg.experiments.planned_run import PlannedRun, run_key
-from optg.training import run as training
+from optg.training.arguments import parse_train_args
 from optg.training.recipe import build_method
 from tests.experiments.fake_summaries import fake_summary
 
@@ -23,24 +20,13 @@ def one_run_of_each_kind() -> list[PlannedRun]:
     return list(kinds.values())
 
 
-def test_the_command_of_a_run_trains_what_was_planned(monkeypatch, tmp_path):
-    seen = []
-
-    class SeenEnough(Exception):
-        pass
-
-    def note_plan(plan, folder, *_):
-        seen.append({"settings": dataclasses.asdict(plan.recipe), "method": plan.method})
-        seen[-1]["options"] = dataclasses.asdict(build_method(plan))
-        raise SeenEnough
-
-    monkeypatch.setattr(training, "run", note_plan)
-    for run in one_run_of_each_kind():
-        if run.starts_from is None:  # otherwise it needs the model of another run
-            with pytest.raises(SeenEnough):
-                cli.train([*run.arguments[1:], "--output", str(tmp_path), "--device", "cpu"])
-            assert run_key(seen[-1]) == run.key, run.name
-    assert len(seen) > 40
+def test_the_command_of_a_run_trains_what_was_planned():
+    runs = [run for run in one_run_of_each_kind() if run.starts_from is None]  # the others need the model of another run
+    for run in runs:
+        plan, _ = parse_train_args(run.arguments[1:])
+        settings, options = dataclasses.asdict(plan.recipe), dataclasses.asdict(build_method(plan))
+        assert run_key({"settings": settings, "method": plan.method, "options": options}) == run.key, run.name
+    assert len(runs) > 40
 
 
 def test_a_run_of_one_epoch_cuts_at_every_step():

@@ -1,4 +1,4 @@
-"""Two gloo processes whose masks differ, or that would stop at different steps."""
+"""Two gloo processes: masks that differ are found, and votes reach both at the same step."""
 
 import time
 from pathlib import Path
@@ -10,19 +10,21 @@ import torch.multiprocessing as mp
 from rich.console import Console
 
 from optg.training import agreement
-from optg.training.agreement import Disagreement, Votes, fingerprint
+from optg.training.agreement import Vote, fingerprint
+from optg.training.errors import MasksDiffer
 from optg.training.folder import RunFolder
-from optg.training.loop import Saving, train
+from optg.training.loop import train
 from optg.training.parallel import Parallel
+from optg.training.progress import TrainingProgress
 from optg.training.recipe import Plan, Recipe
-from optg.training.report import Report
+from optg.training.saving import CheckpointPolicy
 from optg.training.setup import set_up
 
 
 def test_a_fingerprint_tells_masks_apart():
     g = torch.Generator().manual_seed(0)
     masks = [torch.rand(40, 5, generator=g) < 0.1 for _ in range(300)]
-    for mask in masks[:50]:  # neighbours: one place changed, two exchanged
+    for mask in masks[:50]:  # similar masks: one weight changed, two exchanged
         kept, gone = mask.nonzero()[0], (~mask).nonzero()[0]
         masks += [mask.clone(), mask.clone()]
         masks[-1][*kept] = masks[-2][*kept] = False
@@ -32,12 +34,12 @@ def test_a_fingerprint_tells_masks_apart():
     assert fingerprint(last) == fingerprint(last.to(memory_format=torch.channels_last))
 
 
-def disturbed(rank: int, folder: str) -> None:
+def train_with_a_flipped_mask(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    recipe = Recipe("tests.training.own:model", "tests.training.own:data", epochs=3, batch_size=16, sparsity=0.5)
+    recipe = Recipe("tests.training.user_code:model", "tests.training.user_code:data", epochs=3, batch_size=16, sparsity=0.5)
     messages = {
-        "ddp": "the mask of 5.weight on rank 1 is not that of rank 0",
+        "ddp": "the mask of 5.weight on rank 1 differs from the one on rank 0",
         "fsdp": "the mask of 5.weight has .* zeros over all ranks",
     }
     for mode, message in messages.items():
@@ -46,34 +48,35 @@ def disturbed(rank: int, folder: str) -> None:
         weights = setup.sparsifier.weights
         record = weights.mask_set.record
 
-        def spoilt(counts, record=record, weights=weights):
+        def record_and_flip_one(counts, record=record, weights=weights):
             record(counts)
             if rank == 1:
                 weights.masks[1].view(-1)[7].logical_not_()
 
-        weights.mask_set.record = spoilt
-        with pytest.raises(Disagreement, match=f"step 10: {message}"), Report("", Console(), silent=True) as report:
-            train(setup, RunFolder(Path(folder, mode)), parallel, report, Saving())
+        weights.mask_set.record = record_and_flip_one
+        progress = TrainingProgress("", Console(), silent=True)
+        with pytest.raises(MasksDiffer, match=f"step 10: {message}"), progress:
+            train(setup, RunFolder(Path(folder, mode)), parallel, progress, CheckpointPolicy())
     check_votes(rank)
     dist.destroy_process_group()
 
 
 def check_votes(rank: int) -> None:
-    """Both hear of what one says, at the same step, and not at every step."""
-    vote, heard = Votes(Parallel("ddp", rank, 2)), []
+    """Both learn of one process's flag at the same step, and not at every step."""
+    vote, heard = Vote(Parallel("ddp", rank, 2)), []
     for step in range(400):
         time.sleep(0.0005 * (1 + rank))
         if vote(step >= 150 and rank == 1)[0]:
             heard.append(step)
-    assert 150 <= heard[0] < 150 + agreement.MOST and 1 < len(heard) < 100
+    assert 150 <= heard[0] < 150 + agreement.MAX_VOTE_STEPS and 1 < len(heard) < 100
     same = torch.tensor(heard[:2])
     dist.broadcast(same, 0)
     assert same.tolist() == heard[:2]
 
 
 def test_masks_that_differ_are_found_at_the_cut(tmp_path):
-    mp.spawn(disturbed, args=(str(tmp_path),), nprocs=2)
+    mp.spawn(train_with_a_flipped_mask, args=(str(tmp_path),), nprocs=2)
 
 
-def test_one_process_need_not_vote():
-    assert Votes(Parallel())(True, False) == [True, False]
+def test_a_single_process_does_not_vote():
+    assert Vote(Parallel())(True, False) == [True, False]

@@ -27,7 +27,7 @@ def same(a, b):
     return set(a) == set(b) and all(torch.equal(a[n], b[n]) and a[n].dtype == b[n].dtype for n in a)
 
 
-def test_what_is_saved_comes_back(tmp_path):
+def test_a_checkpoint_loads_as_it_was_saved(tmp_path):
     tensors, values = example()
     path = checkpoint.save(tmp_path, 12, tensors, values, keep=2)
     found, got, said = checkpoint.load_newest(tmp_path)
@@ -35,22 +35,22 @@ def test_what_is_saved_comes_back(tmp_path):
     assert same(got, tensors) and said == values
 
 
-def test_masks_are_bits(tmp_path):
+def test_masks_take_one_bit_per_weight(tmp_path):
     path = checkpoint.save(tmp_path, 1, {"mask": torch.ones(1000, 1000, dtype=torch.bool)}, {}, keep=1)
     assert (path / "tensors.safetensors").stat().st_size < 126_000
 
 
-def test_the_last_ones_are_kept(tmp_path):
+def test_only_the_last_checkpoints_are_kept(tmp_path):
     for step in (1, 5, 20, 100):
         checkpoint.save(tmp_path, step, *example(step), keep=2)
-    assert [p.name for p in checkpoint.list_steps(tmp_path)] == ["step-000000020", "step-000000100"]
-    checkpoint.save(tmp_path, 30, *example(30), keep=2)  # the run went on from step 20: 100 was damaged
-    assert [p.name for p in checkpoint.list_steps(tmp_path)] == ["step-000000020", "step-000000030"]
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == ["step-000000020", "step-000000100"]
+    checkpoint.save(tmp_path, 30, *example(30), keep=2)  # the run resumed at step 20 because 100 was damaged
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == ["step-000000020", "step-000000030"]
 
 
 @pytest.mark.parametrize("file", ["tensors.safetensors", "values.json"])
 @pytest.mark.parametrize("harm", ["truncate", "flip", "empty", "remove"])
-def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, file, harm):
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(tmp_path, file, harm):
     checkpoint.save(tmp_path, 1, *example(1), keep=2)
     path = checkpoint.save(tmp_path, 2, *example(2), keep=2) / file
     content = bytearray(path.read_bytes())
@@ -67,14 +67,14 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, file, harm)
         assert found.name == "step-000000001" and same(tensors, example(1)[0]) and values["epoch"] == 1
 
 
-def test_none_is_left_if_all_are_damaged(tmp_path):
+def test_training_starts_over_if_all_checkpoints_are_damaged(tmp_path):
     path = checkpoint.save(tmp_path, 1, *example(), keep=2)
     (path / "values.json").write_text(json.dumps({"body": "{}", "checksum": "0"}))
-    with pytest.warns(UserWarning, match="there is none before: training begins anew"):
+    with pytest.warns(UserWarning, match="there is no older one, so training starts over"):
         assert checkpoint.load_newest(tmp_path) is None
 
 
-def test_a_half_written_one_is_not_seen_and_is_cleared_away(tmp_path):
+def test_a_half_written_checkpoint_is_ignored_and_deleted(tmp_path):
     checkpoint.save(tmp_path, 1, *example(1), keep=2)
     (tmp_path / ".partial-2").mkdir()
     (tmp_path / ".partial-2" / "tensors.safetensors").write_bytes(b"half")
@@ -85,9 +85,9 @@ def test_a_half_written_one_is_not_seen_and_is_cleared_away(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_leaves_the_checkpoints_that_were_there(tmp_path):
+def test_a_full_disk_leaves_earlier_checkpoints_intact(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", tmp_path], capture_output=True).returncode:
-        pytest.skip("no tmpfs can be mounted here")
+        pytest.skip("cannot mount a tmpfs here")
     try:
         checkpoint.save(tmp_path / "c", 1, *example(1), keep=2)
         with pytest.raises(OSError):

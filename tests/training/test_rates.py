@@ -10,24 +10,24 @@ def rates(steps=10, **settings):
     return [learning_rate(recipe, Clock(recipe.epochs, steps, step)) for step in range(recipe.epochs * steps)]
 
 
-def test_cosine_falls_from_the_first_step_to_almost_nothing():
+def test_cosine_falls_from_the_first_step_to_nearly_zero():
     values = rates()
     assert values[0] == 1.0 and values[50] == pytest.approx(0.5) and values[-1] == pytest.approx(0.000247, abs=1e-6)
     assert values == sorted(values, reverse=True)
 
 
-def test_a_rate_for_each_epoch():
+def test_the_rate_can_change_once_per_epoch():
     values = rates(rate_per="epoch")
     assert len(set(values)) == 10 and values[0] == values[9] == 1.0 and values[50] == values[59] == pytest.approx(0.5)
 
 
-def test_warm_up_rises_to_the_full_rate():
+def test_warmup_rises_to_the_peak():
     values = rates(warmup=2.0)
     assert values[0] == pytest.approx(1 / 21) and values[19] == pytest.approx(20 / 21) and values[20] == 1.0
-    assert values[60] == pytest.approx(0.5)  # half of what is left
+    assert values[60] == pytest.approx(0.5)  # halfway through the rest
 
 
-def test_cycles_start_anew():
+def test_each_cycle_restarts_the_schedule():
     values = rates(cycles=2)
     assert values[0] == values[50] == 1.0 and values[25] == values[75] == pytest.approx(0.5) and values[49] < 0.01
     uneven = rates(epochs=10, steps=1, cycles=3)  # 4 + 4 + 2 steps

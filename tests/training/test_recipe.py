@@ -7,7 +7,7 @@ from optg.training import recipe
 from optg.training.recipe import Plan, Recipe, RecipeError, build_method
 
 
-def test_the_papers_settings_and_the_authors_codes():
+def test_recipes_have_the_settings_of_the_paper_and_of_the_authors_code():
     paper, authors = recipe.load("vgg19-cifar10").recipe, recipe.load("vgg19-cifar10:authors").recipe
     assert (paper.epochs, paper.lr, paper.weight_decay, paper.batch_size, paper.warmup) == (160, 0.1, 1e-3, 256, 0.0)
     assert (authors.epochs, authors.lr, authors.weight_decay, authors.batch_size, authors.warmup) == (160, 0.1, 5e-4, 256, 5.0)
@@ -21,7 +21,7 @@ def test_the_papers_settings_and_the_authors_codes():
 
 
 @pytest.mark.parametrize("name", recipe.names())
-def test_every_recipe_survives_being_written_and_read(name):
+def test_every_recipe_is_unchanged_by_writing_and_reading(name):
     plan = recipe.load(name)
     again = recipe.read(recipe.dump(plan), "copy", plan.name)
     assert again == plan
@@ -37,10 +37,10 @@ def test_grasp_sees_ten_images_of_each_class(name):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_options_that_are_none_survive_too(method):
+def test_options_that_are_none_are_unchanged_by_writing_and_reading(method):
     options = {f.name: None for f in dataclasses.fields(METHODS[method]) if f.name in ("every", "alpha", "theta", "decay")}
     if method == "supermask":
-        options.pop("decay")  # always a number there
+        options.pop("decay")  # never None there
     plan = Plan(Recipe(), method, {method: options})
     assert build_method(recipe.read(recipe.dump(plan), "copy", "recipe")) == METHODS[method](**options)
 
@@ -48,7 +48,7 @@ def test_options_that_are_none_survive_too(method):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("lr = 0.1 0.2", "is not TOML"),
+        ("lr = 0.1 0.2", "is not valid TOML"),
         ("learning_rate = 0.1", "unknown setting 'learning_rate'"),
         ("epoch = 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
         ('lr = "fast"', "lr is 'fast'; expected float"),
@@ -56,7 +56,7 @@ def test_options_that_are_none_survive_too(method):
         ("nesterov = 1", "nesterov is 1; expected bool"),
         ('schedule = "cosin"', "schedule is 'cosin'; expected one of cosine, multistep, hold, constant"),
         ("milestones = 0.5", "milestones is 0.5; expected a list of numbers"),
-        ("milestones = [0.5, 1.5]", "milestones is (0.5, 1.5); expected shares of training"),
+        ("milestones = [0.5, 1.5]", "milestones is (0.5, 1.5); expected fractions of training"),
         ("sparsity = 95", "sparsity is 95.0; expected at least 0 and below 1"),
         ("sparsity = -0.1", "sparsity is -0.1"),
         ("epochs = 0", "epochs is 0; expected at least 1"),
@@ -70,17 +70,17 @@ def test_options_that_are_none_survive_too(method):
         ("hold = 1.0", "hold is 1.0"),
         ("label_smoothing = 1.0", "label_smoothing is 1.0"),
         ("accumulate = 3", "accumulate is 3; expected a divisor of batch_size, 64"),
-        ("nesterov = true\nmomentum = 0.0", "nesterov is True; expected false where momentum is 0"),
+        ("nesterov = true\nmomentum = 0.0", "nesterov is True; expected false if momentum is 0"),
         ("folder = 3", "folder is 3; expected str or none"),
-        ("methods = 3", "methods holds a table of options for each method"),
-        ("variants = 3", "variants holds a table of settings for each variant"),
+        ("methods = 3", "methods must be a table of options per method"),
+        ("variants = 3", "variants must be a table of settings per variant"),
         ("method = 3", "method is 3; expected a name"),
-        ("[methods.opgt]\nalpha = 1.0", "[methods.opgt] is of no method; did you mean 'optg'?"),
+        ("[methods.opgt]\nalpha = 1.0", "[methods.opgt] names an unknown method; did you mean 'optg'?"),
         ("gamma = nan", "gamma is nan; expected above 0"),
         ("seed = 99999999999999999999", "seed is 99999999999999999999; expected at least 0"),
     ],
 )
-def test_a_wrong_recipe_is_refused_with_what_and_where(text, message):
+def test_errors_in_a_recipe_say_what_and_where(text, message):
     with pytest.raises(RecipeError) as caught:
         recipe.read(text, "my.toml", "my")
     assert message in str(caught.value) and "my.toml" in str(caught.value)
@@ -102,14 +102,14 @@ def test_wrong_method_options_are_refused(method, options, message):
     assert message in str(caught.value)
 
 
-def test_unknown_names_and_files():
+def test_unknown_recipes_are_refused():
     with pytest.raises(RecipeError, match="unknown recipe 'vgg19-cifar1'; did you mean 'vgg19-cifar10'"):
         recipe.load("vgg19-cifar1")
     with pytest.raises(RecipeError, match="there is no recipe file"):
         recipe.load("nowhere/recipe.toml")
 
 
-def test_a_runs_seed_is_that_of_its_method():
+def test_a_method_uses_the_seed_of_the_run():
     plan = Plan(Recipe(seed=3), "set")
     assert build_method(plan).seed == 3
     plan.methods["set"] = {"seed": 7}

@@ -19,8 +19,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def test_what_is_put_back_lies_in_memory_as_the_weights_do() -> None:
-    """Fused optimizers on a GPU ask for it; contiguous copies, as files hold them, are what comes in."""
+def test_restored_state_has_the_memory_layout_of_the_weights() -> None:
+    """Fused GPU optimizers require it, although files hold contiguous copies."""
     first = begin()
     step(*first[:2])
     tensors, values = state.gather(*first, keep=True)

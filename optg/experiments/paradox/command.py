@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from optg.data import Data
     from optg.experiments.paradox.criteria import Criterion
     from optg.experiments.paradox.measure import Row
+    from optg.training.saved import SavedRun
 
 CRITERIA = ("snip", "taylor", "magnitude", "loss", "optg", "random")
 SCORE_CUTS = 8  # how often the mask is cut while OptG's scores are learned
@@ -156,50 +157,41 @@ def cross_entropy_loss(model: "nn.Module", batch: "tuple[Tensor, Tensor]") -> "T
 
 
 def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] | None]":
-    """Data, model and, where a checkpoint of OptG's has them, its scores."""
+    """Return the data, the model and, if a checkpoint of an OptG run holds them, its scores."""
     import torch
 
     from optg import data as datasets
     from optg import models
-    from optg.training import recipe
-    from optg.training.checkpoint import is_checkpoint
-    from optg.training.run import inputs_of, reopen
+    from optg.training.saved import SavedRun
 
-    path, name, folder = Path(options.what), options.data, options.folder
-    if path.is_dir():
-        home = path.resolve().parents[1] if is_checkpoint(path) else path
-        if not (home / "recipe.toml").is_file():
-            raise ValueError(f"{home} is not the folder of a run: it has no recipe.toml")
-        settings = recipe.load(str(home / "recipe.toml")).recipe
-        name, folder = name or settings.data, folder or settings.folder
+    run = SavedRun.open(options.what) if Path(options.what).is_dir() else None
+    name, folder = options.data, options.folder
+    if run:
+        name, folder = name or run.plan.recipe.data, folder or run.plan.recipe.folder
     elif name is None:
-        raise ValueError(f"{options.what} is no folder of a run; for a model's name say the data too, such as --data cifar10")
+        raise ValueError(f"{options.what} is not a run folder; for a model's name say the data too, such as --data cifar10")
     torch.manual_seed(options.seed)
     data = datasets.load(name, folder, batch_size=options.batch_size, device=device, seed=options.seed, augment=False)
-    if not path.is_dir():
+    if run is None:
         return data, models.build(options.what, data.classes).to(device), None
-    if (home / "summary.json").is_file():
-        classes, shape = inputs_of(home)
-        if (classes, shape) != (data.classes, tuple(data.shape)):
-            raise ValueError(
-                f"{name} has {data.classes} classes of {tuple(data.shape)}; expected what the run was trained on: "
-                f"{classes} classes of {shape}"
-            )
-    plan, model = reopen(path, data.classes)
-    scores = saved(path, model) if plan.method == "optg" and "optg" in options.criteria else None
+    if (run.classes, run.shape) != (data.classes, tuple(data.shape)):
+        raise ValueError(
+            f"{name} has {data.classes} classes of {tuple(data.shape)}; expected what the run was trained on: "
+            f"{run.classes} classes of {run.shape}"
+        )
+    model = run.model()
+    scores = saved_scores(run, model) if run.plan.method == "optg" and "optg" in options.criteria else None
     return data, model.to(device), scores
 
 
-def saved(path: Path, model: "nn.Module") -> "list[Tensor] | None":
-    """OptG's scores, of this checkpoint or of the newest of the run."""
+def saved_scores(run: "SavedRun", model: "nn.Module") -> "list[Tensor] | None":
+    """Return OptG's scores from the opened checkpoint, or from the run's newest one."""
     from optg.core.prunable import find_prunable
-    from optg.training.checkpoint import is_checkpoint, list_steps
-    from optg.training.run import open_checkpoint
 
-    steps = [path] if is_checkpoint(path) else list_steps(path / "checkpoints")
-    if not steps:
+    checkpoint = run.newest_checkpoint()
+    if checkpoint is None:
         return None
-    tensors, _ = open_checkpoint(steps[-1])
+    tensors, _ = checkpoint.contents
     names = [f"sparsifier.scores.{name}" for name in find_prunable(model, None, ())]
     return [tensors[name] for name in names] if all(name in tensors for name in names) else None
 

@@ -1,4 +1,4 @@
-"""The metrics of each epoch for TensorBoard, where that is installed: `optg train --tensorboard`."""
+"""Write each epoch's metrics for TensorBoard: `optg train --tensorboard`."""
 
 from pathlib import Path
 from typing import Any
@@ -6,15 +6,16 @@ from typing import Any
 SCALARS = ("loss", "test_loss", "accuracy", "sparsity", "lr", "score_lr", "images_per_second")
 
 
-def refuse_missing() -> None:
+def require_tensorboard() -> None:
+    """Raise an error that says what to install if TensorBoard is missing."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"--tensorboard needs a package that is missing ({error}): pip install 'optg[tensorboard]'") from None
+        raise ValueError(f"--tensorboard needs a missing package ({error}); run: pip install 'optg[tensorboard]'") from None
 
 
-class Board:
-    """A run's `tensorboard` folder. What it has of epochs that are done again, from `epoch` on, a viewer is told to forget."""
+class TensorBoardLog:
+    """The `tensorboard` folder of a run. Points from `epoch` on, left by an interrupted run, are purged."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""A model and data as a user may bring them: `tests.training.own:model`, `tests.training.own:data`. float64, no batch norm."""
+"""A model and a dataset as users bring them: `tests.training.user_code:model`, `…:data`. float64, without batch norm."""
 
 import os
 import signal
@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 
-class Double(nn.Module):
+class ToDouble(nn.Module):
     def forward(self, x):
         return x.double()
 
 
 def model(classes: int) -> nn.Module:
-    first = [Double(), nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    first = [ToDouble(), nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     return nn.Sequential(*first, nn.Linear(6 * 16, 24), nn.ReLU(), nn.Linear(24, classes)).double()
 
 
@@ -25,16 +25,16 @@ def data(folder=None):
 
 
 def slow(classes: int) -> nn.Module:
-    """The same, with time to be killed in."""
-    made = model(classes)
-    made.register_forward_pre_hook(lambda *_: time.sleep(0.02))
-    return made
+    """The same model, slow enough to be killed in the middle of training."""
+    slowed = model(classes)
+    slowed.register_forward_pre_hook(lambda *_: time.sleep(0.02))
+    return slowed
 
 
 def stopping(classes: int) -> nn.Module:
-    """The same, and three times the process is asked to stop: within an epoch, at the end of one, and at the very end."""
-    made = model(classes)
-    made.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    """The same model, which sends itself SIGTERM three times: within an epoch, at the end of one, and at the very end."""
+    stopped = model(classes)
+    stopped.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def count(module: nn.Module, _: object) -> None:
         if module.training:
@@ -42,11 +42,13 @@ def stopping(classes: int) -> nn.Module:
             if module.calls in (15, 20, 60):
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    made.register_forward_pre_hook(count)
-    return made
+    stopped.register_forward_pre_hook(count)
+    return stopped
 
 
 def diverging(classes: int) -> nn.Module:
+    """The same model, whose output is NaN from step 13 on."""
+
     class Diverging(nn.Module):
         def __init__(self):
             super().__init__()

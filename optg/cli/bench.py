@@ -1,0 +1,38 @@
+"""The command `optg bench`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass
+class BenchOptions:
+    # run folder, one of its checkpoints, a packed file, or a model's name, which gets random weights and masks
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT|FILE|MODEL")]
+    batches: tuple[int, ...] = (1, 32)  # batch sizes to measure
+    threads: tuple[int, ...] = ()  # numbers of threads to measure; by default 1 and the number of cores
+    seconds: float = 2.0  # minimum time for each engine in each setting
+    # any of optg, torch, torch.compile, onnxruntime, "openvino f32", "openvino bf16"; by default all that are installed
+    engines: tuple[str, ...] = ()
+    output: Path | None = None  # JSON file to write
+    plot: Path | None = None  # figure to write: .png, .svg or .pdf
+    sparsity: float | None = None  # sparsity of a model given by name, with ERK layer budgets; by default 0.9
+    classes: int | None = None  # number of classes of such a model; by default 1000 for ImageNet models, else 10
+    shape: tuple[int, int, int] | None = None  # channels, height and width of its images
+
+
+def main(args: list[str]) -> None:
+    """Compare the speed of a model on this CPU: optg, torch, torch.compile, onnxruntime and OpenVINO."""
+    options = tyro.cli(BenchOptions, args=args, prog="optg bench", description=main.__doc__)
+
+    from rich.console import Console
+
+    from optg.deploy import bench
+
+    subject = bench.Subject(options.what, options.sparsity, options.classes, options.shape)
+    bench.run_benchmark(
+        subject, list(options.engines), list(options.batches), list(options.threads), options.seconds, options.output,
+        options.plot, Console(),
+    )  # fmt: skip

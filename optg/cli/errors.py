@@ -1,0 +1,27 @@
+"""Decide which errors are shown as one line, and which with a traceback."""
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+import optg
+from optg.training.errors import TrainingError
+
+TRUSTED = (  # where code is not the user's own
+    str(Path(optg.__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",  # "<string>", "<frozen importlib>"
+)
+
+
+def explains_itself(error: BaseException) -> bool:
+    """Return whether the message is enough: errors of input values and files, unless raised in a user's own model or data."""
+    if isinstance(error, TrainingError):
+        return True
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return isinstance(error, (ValueError, OSError)) and all(file.startswith(TRUSTED) for file in files)
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C caused an error. Python wraps a KeyboardInterrupt that arrives during an import."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or is_interrupt(error.__cause__))

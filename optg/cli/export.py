@@ -1,0 +1,30 @@
+"""The command `optg export`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+DESCRIPTION = """Write a trained model as one small file.
+
+Example: optg export runs/digits-optg-0.95-seed0"""
+
+
+@dataclass
+class ExportOptions:
+    # run folder, one of its checkpoints (RUN/checkpoints/step-N), or a packed file
+    what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT|FILE")]
+    # packed: graph, masks and values, for optg.load, predict and bench; safetensors: dense tensors; onnx: for other engines
+    to: Literal["packed", "safetensors", "onnx"] = "packed"
+    output: Path | None = None  # file to write; by default in the run folder, or beside the packed file
+    values: Literal["float32", "bfloat16"] = "float32"  # type of the weights in a packed file; bfloat16 rounds them
+
+
+def main(args: list[str]) -> None:
+    """Write a trained model as one small file."""
+    options = tyro.cli(ExportOptions, args=args, prog="optg export", description=DESCRIPTION)
+
+    from optg.deploy.export import export
+
+    print(export(options.what, options.to, options.output, options.values))

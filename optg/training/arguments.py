@@ -1,0 +1,69 @@
+"""Parse the arguments of `optg train`.
+
+Which flags exist depends on the method, and their defaults on the recipe. So --recipe and --method are read first, then
+everything is parsed against that recipe and that method.
+"""
+
+from dataclasses import dataclass, fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from optg.training.recipe import Plan, Recipe, build_method, check, load
+
+DESCRIPTION = """Train a model from a recipe and make it sparse.
+
+Example: optg train --recipe vgg19-cifar10 --method rigl --sparsity 0.95
+
+The recipe sets the defaults of the options below, and each method has options of its own: give --recipe and --method together
+with --help to see theirs. To continue an interrupted run, give the same command again."""
+
+
+@dataclass
+class RecipeAndMethod:
+    """The arguments on which all others depend."""
+
+    recipe: Annotated[str, tyro.conf.arg(metavar="NAME|FILE")] = "digits"  # a recipe from `optg recipes`, or a .toml file
+    method: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None  # a method from `optg methods`
+
+
+@dataclass
+class TrainOptions:
+    """How to carry out a run. These options do not change the trained weights."""
+
+    output: Path | None = None  # run folder; by default runs/ and a name made from the settings
+    resume: bool = True  # continue from the folder's newest checkpoint; --no-resume refuses a folder that has one
+    parallel: Literal["none", "ddp", "fsdp"] = "none"  # how to train on the processes that torchrun started
+    device: str = "auto"  # cuda, cuda:N or cpu; auto: a GPU if there is one
+    minutes: float = 10.0  # minutes between checkpoints; an epoch's end also saves one if a tenth of that has passed
+    keep: int = 2  # number of checkpoints to keep
+    tensorboard: bool = False  # also write the metrics for TensorBoard (pip install 'optg[tensorboard]')
+
+
+def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
+    """Return what to train and how, as the arguments of `optg train` ask. Exit with a message if they are invalid."""
+    from optg.methods import defaults
+
+    first, _ = tyro.cli(RecipeAndMethod, args=args, prog="optg train", add_help=False, return_unknown_args=True)
+    plan = load(first.recipe)
+    plan.method = first.method or plan.method
+    method = build_method(plan, first.recipe)  # only its fields are used: they become the --method flags
+    if method.when == "never":
+        plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
+    everything = make_dataclass(
+        "Train",
+        [
+            ("first", Annotated[RecipeAndMethod, tyro.conf.arg(name="")]),
+            ("options", Annotated[TrainOptions, tyro.conf.arg(name="")]),
+            ("recipe", Annotated[Recipe, tyro.conf.arg(name="")]),
+            ("method", Annotated[type(method), tyro.conf.arg(help=f"options of {plan.method}")]),
+        ],
+    )
+    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), plan.recipe, method)
+    given: Any = tyro.cli(everything, args=args, default=default, prog="optg train", description=DESCRIPTION)
+    usual = defaults(plan.method)
+    values = {f.name: getattr(given.method, f.name) for f in fields(given.method)}
+    plan.methods = {plan.method: {name: value for name, value in values.items() if value != usual[name]}}
+    plan.recipe = check(given.recipe, "command line")
+    return plan, given.options

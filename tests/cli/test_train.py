@@ -1,0 +1,70 @@
+import sys
+
+import pytest
+
+from tests.cli.calling import call, optg, refusal
+from tests.training.runs import SMALL
+
+FLAGS = [
+    "recipe", "method", "output", "resume", "parallel", "device", "minutes", "keep", "tensorboard", "model", "data", "folder",
+    "sparsity", "epochs", "batch-size", "seed", "optimizer", "lr", "momentum", "nesterov", "weight-decay", "decay-norms",
+    "schedule", "warmup", "cycles", "milestones", "gamma", "hold", "rate-per", "label-smoothing", "accumulate", "precision",
+    "channels-last", "compile", "graph", "method.schedule", "method.alpha", "method.score-lr",
+]  # fmt: skip
+
+
+def test_help_shows_the_options_of_the_method_and_no_code_comments():
+    text = optg("train", "--method", "rigl", "--help").stdout
+    assert "options of rigl" in text and "--method.fraction" in text and "type:" not in text and "fmt:" not in text
+
+
+def test_help_shows_every_flag(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        call(monkeypatch, "train", "--help")
+    text = capsys.readouterr().out
+    for flag in FLAGS:
+        assert f"--{flag} " in text or f"--{flag}," in text, flag
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--recipe", "vgg19-cifar1"], "unknown recipe 'vgg19-cifar1'; did you mean 'vgg19-cifar10'"),
+        (["--recipe", "nowhere.toml"], "there is no recipe file nowhere.toml"),
+        (["--recipe"], "Missing value for argument '--recipe'"),
+        (["--method", "rigle"], "unknown method 'rigle'; did you mean 'rigl'?"),
+        (["--epoch", "3"], "--epochs"),
+        (["--methd", "rigl"], "--method NAME"),
+        (["--method", "rigl", "--method.fractoin", "0.3"], "--method.fraction"),
+        (["--epochs", "many"], "invalid"),
+        (["--sparsity", "95"], "sparsity is 95.0; expected at least 0 and below 1"),
+        (["--lr", "-1"], "lr is -1.0; expected above 0"),
+        (["--batch-size", "0"], "batch_size is 0"),
+        (["--batch-size", "5000"], "batch"),
+        (["--epochs", "1"], "epochs is 1, expected at least 2"),
+        (["--model", "resnet21"], "unknown model 'resnet21'"),
+        (["--model", "no.such.module:f"], "no.such.module"),
+        (["--data", "cifar11"], "unknown"),
+        (["--data", "cifar10", "--folder", "/nonexistent"], "CIFAR-10"),
+        (["--data", "imagenet", "--folder", "/nonexistent"], "/nonexistent"),
+        (["--device", "gpu"], "unknown device 'gpu'; expected auto, cuda, cuda:N or cpu"),
+        (["--keep", "0"], "--keep is 0; expected at least 1"),
+        (["--minutes", "0"], "--minutes is 0.0; expected a number above 0"),
+        (["--parallel", "ddp"], "--parallel ddp needs torchrun"),
+        (["--method", "dense", "--sparsity", "0.5"], "dense training removes nothing"),
+    ],
+)
+def test_bad_input_gets_one_clear_message_and_no_folder(args, message, tmp_path, monkeypatch, capsys):
+    assert message in refusal(monkeypatch, capsys, "train", *args, "--output", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_tensorboard_is_refused_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
+    message = refusal(monkeypatch, capsys, "train", "--tensorboard", "--output", tmp_path / "run")
+    assert "pip install 'optg[tensorboard]'" in message and not (tmp_path / "run").exists()
+
+
+def test_no_resume_refuses_a_folder_with_checkpoints(finished_run, monkeypatch, capsys):
+    message = refusal(monkeypatch, capsys, "train", *SMALL, "--no-resume", "--output", finished_run)
+    assert "has checkpoints; give another --output, or leave out --no-resume" in message

@@ -1,0 +1,39 @@
+import dataclasses
+
+import pytest
+
+from optg.training.arguments import TrainOptions, parse_train_args
+from optg.training.recipe import build_method, load
+
+
+def test_without_arguments_it_is_the_digits_recipe():
+    plan, options = parse_train_args([])
+    assert plan.recipe == load("digits").recipe and plan.method == "optg" and plan.methods == {"optg": {}}
+    assert options == TrainOptions()
+
+
+def test_recipe_and_method_set_the_defaults_of_the_other_flags():
+    plan, _ = parse_train_args(
+        ["--epochs", "3", "--method=rigl", "--recipe", "vgg19-cifar10", "--method.fraction", "0.2", "--no-compile"]
+    )
+    assert (plan.name, plan.recipe.model, plan.recipe.epochs, plan.recipe.compile) == ("vgg19-cifar10", "vgg19", 3, False)
+    assert plan.methods == {"rigl": {"every": 500, "fraction": 0.2}}
+
+
+@pytest.mark.parametrize("method", ["rigl", "optg", "imp", "set"])
+def test_the_plan_rebuilds_the_method_with_the_seed_of_the_run(method):
+    plan, _ = parse_train_args(["--method", method, "--seed", "3"])
+    expected = build_method(dataclasses.replace(load("digits"), method=method))
+    if hasattr(expected, "seed"):
+        expected.seed = 3
+    assert build_method(plan) == expected
+
+
+def test_dense_training_has_no_sparsity_by_default():
+    assert parse_train_args(["--method", "dense"])[0].recipe.sparsity == 0.0
+    assert parse_train_args(["--method", "dense", "--sparsity", "0.5"])[0].recipe.sparsity == 0.5  # `sparsify` refuses it
+
+
+def test_options_that_do_not_change_the_weights_are_returned_separately():
+    _, options = parse_train_args(["--no-resume", "--parallel", "ddp", "--keep", "5", "--output", "there"])
+    assert not options.resume and options.parallel == "ddp" and options.keep == 5 and str(options.output) == "there"

@@ -1,0 +1,116 @@
+"""Runs that are interrupted, killed or damaged resume, and end with the same bytes as an uninterrupted run."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from optg.training.tensorboard import SCALARS
+from tests.cli.calling import call
+from tests.training.runs import SLOW, SMALL, newest_step, optg, read_lines, start
+
+KILLS = int(os.environ.get("OPTG_KILLS", "6"))
+
+
+def test_an_interrupted_epoch_has_one_complete_row(undisturbed, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "stopped"
+    command = ("train", *SMALL, "--model", "tests.training.user_code:stopping", "--minutes", "60", "--output", str(folder))
+    for step in (15, 20, 60):
+        with pytest.raises(SystemExit, match="143"):
+            call(monkeypatch, *command)
+        assert f"Stopped at step {step} of 60" in capsys.readouterr().err
+        with (folder / "metrics.jsonl").open("a") as file:  # as if killed after the row and before the next checkpoint
+            file.write(json.dumps({"step": -(-step // 10) * 10}) + "\n")
+    call(monkeypatch, *command)
+    rows, expected = ([json.loads(line) for line in read_lines(f / "metrics.jsonl")] for f in (folder, undisturbed))
+    for row in rows + expected:
+        assert row.pop("seconds") > 0 and row.pop("images_per_second") > 0
+    assert rows == expected
+    assert json.loads((folder / "summary.json").read_text())["accuracy"] == expected[-1]["accuracy"]
+
+
+def test_tensorboard_has_each_epoch_once_however_often_a_run_was_killed(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "board"
+    for until in (20, 30):
+        process = start(folder, *SLOW, "--tensorboard", "--minutes", "0.2")  # seldom saved, so that epochs are trained again
+        while process.poll() is None and len(list(read_lines(folder / "metrics.jsonl"))) * 10 < until:
+            time.sleep(0.005)
+        process.kill()
+        process.communicate()
+    assert optg("train", *SMALL, *SLOW, "--tensorboard", folder=folder).returncode == 0
+    board = EventAccumulator(str(folder / "tensorboard"))
+    board.Reload()
+    rows = [json.loads(line) for line in read_lines(folder / "metrics.jsonl")]
+    assert set(board.Tags()["scalars"]) == set(SCALARS)
+    for name in set(SCALARS) - {"images_per_second"}:
+        points = board.Scalars(name)
+        assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
+        assert [point.value for point in points] == pytest.approx([row[name] for row in rows])
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
+    rng, folder, whole, reached = random.Random(0), tmp_path / "killed", tmp_path / "whole", []
+    assert optg("train", *SMALL, "--epochs", "150", folder=whole).returncode == 0
+    for _ in range(KILLS):
+        process, before = start(folder, "--epochs", "150"), newest_step(folder)
+        while process.poll() is None and newest_step(folder) == before:  # until it has resumed
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.15))
+        process.kill()
+        process.communicate()
+        reached.append(newest_step(folder))
+    assert reached == sorted(reached) and len(set(reached)) > KILLS // 2  # most kills came in the middle of training
+    assert optg("train", *SMALL, "--epochs", "150", folder=folder).returncode == 0
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    rows = [json.loads(line)["epoch"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows == list(range(1, 151))
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_same_command_resumes(undisturbed, tmp_path, number, code):
+    folder = tmp_path / "stopped"
+    process = start(folder, "--minutes", "60")
+    while process.poll() is None and not (folder / "metrics.jsonl").exists():
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == code, errors
+    assert "To continue, give the same command again." in errors and "Traceback" not in errors
+    assert len(list((folder / "checkpoints").glob("step-*"))) == 1
+    on = optg("train", *SMALL, "--minutes", "60", folder=folder)
+    assert "Resuming from step-" in on.stdout
+    assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(undisturbed, tmp_path):
+    folder = tmp_path / "damaged"
+    process = start(folder)
+    while process.poll() is None and len(list((folder / "checkpoints").glob("step-*"))) < 2:
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    newest = max((folder / "checkpoints").glob("step-*"))
+    content = bytearray((newest / "tensors.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / "tensors.safetensors").write_bytes(content)
+    on = optg("train", *SMALL, folder=folder)
+    assert on.returncode == 0 and f"checkpoint {newest.name} is damaged" in on.stdout.replace("\n", " ")
+    assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_a_closed_output_pipe_stops_the_run_after_saving(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 143, process.stderr and process.stderr.read()
+    assert list((folder / "checkpoints").glob("step-*"))
+    assert optg("train", *SMALL, folder=folder).returncode == 0
+    assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
