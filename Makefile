@@ -13,7 +13,7 @@ test: .venv/ready lint ## lint, check types, run all tests but the long ones; fa
 	$(PYTEST) -m "not long"
 
 test-long: .venv/ready ## run the tests that take too long for CI
-	$(PYTEST) -m long
+	$(PYTEST) -m long || [ $$? = 5 ] # 5: no test is marked long
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check .

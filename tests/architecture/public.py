@@ -58,17 +58,21 @@ def show_help(*args: str) -> str:
 
 
 def arguments(text: str) -> Iterator[str]:
-    """Yield each flag or positional argument in a help text, with its default.
+    """Yield the positional arguments in a help text, then its flags in alphabetical order, each with its default.
 
-    An argument starts in the third column; its help follows on the same line or further right on the next.
+    An argument starts in the third column; its help follows on the same line or further right on the next. The description
+    of a group of flags starts there too, but has a line of dashes below it.
     """
     entries: list[str] = []
     for line in text.splitlines():
-        if (new := re.match(r"  (\S.*?)(?:  |$)", line)) and not new[1].startswith(("---", "of ", "-h,")):
+        if line.startswith("  ---"):
+            entries.pop()
+        elif new := re.match(r"  (\S.*?)(?:  |$)", line):
             entries.append(new[1])
         if default := re.search(r"\(default: .*\)(?= *$)", line):
             entries[-1] += f" {default[0]}"
-    return iter(entries)
+    yield from (entry for entry in entries if not entry.startswith("-"))
+    yield from sorted(entry for entry in entries if entry.startswith("--"))
 
 
 def commands() -> Iterator[str]:
