@@ -8,7 +8,6 @@ from torch import nn
 
 import optg
 from optg.core import ranking
-from optg.data import augment
 from optg.methods import METHODS, Method
 from tests.toy import entropy
 
@@ -140,18 +139,6 @@ def test_ties_go_by_index_in_whatever_layout(each):
         for mask, old, expected, count in zip(masks, before, ranking.each_mask(scores, cuts), counts.tolist()):
             assert torch.equal(mask, expected)
             assert count == [int((~mask).sum()), int((old & ~mask).sum()), int((mask & ~old).sum())]
-
-
-def test_images_are_cropped_the_same():
-    images = torch.randint(256, (50, 3, 32, 32), dtype=torch.uint8, device=DEVICE)
-    index, (top, left) = torch.randperm(50, device=DEVICE)[:20], torch.randint(9, (2, 20), device=DEVICE)
-    flip, mean, std = (
-        torch.rand(20, device=DEVICE) > 0.5,
-        torch.rand(3, 1, 1, device=DEVICE),
-        torch.rand(3, 1, 1, device=DEVICE),
-    )
-    expected = augment.normalise(augment.crop_and_flip(images, index, top, left, flip, 4), mean, std)
-    assert torch.equal(kernels.crop_and_flip(images, index, top, left, flip, 4, mean, std), expected)
 
 
 def test_lists_of_other_layouts_are_left_to_torch():

@@ -531,38 +531,3 @@ def _recut(
     tl.atomic_add(counts + 3 * layer, zeros.to(tl.int64))
     tl.atomic_add(counts + 3 * layer + 1, removed.to(tl.int64))
     tl.atomic_add(counts + 3 * layer + 2, revived.to(tl.int64))
-
-
-# ---- images
-
-
-def crop_and_flip(
-    images: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int, mean: Tensor, std: Tensor
-) -> Tensor:
-    """`optg.data.augment.crop_and_flip` and `normalise` in one."""
-    _, channels, height, width = images.shape
-    out = torch.empty(len(index), channels, height, width, device=images.device, memory_format=torch.channels_last)
-    size = channels * height * width
-    with gpu_of(images):
-        _crop_and_flip[(len(index), triton.cdiv(size, 1024))](
-            images, index, top, left, flip, mean, std, out, pad, channels, height, width, 1024
-        )
-    return out
-
-
-@triton.jit
-def _crop_and_flip(images, index, top, left, flip, mean, std, out, pad, channels, height, width, STEP: tl.constexpr):
-    image = tl.program_id(0)
-    place = tl.program_id(1) * STEP + tl.arange(0, STEP)  # in the order of channels_last
-    size = channels * height * width
-    channel, column, row = place % channels, place // channels % width, place // channels // width
-    mirrored = tl.load(flip + image) != 0
-    x = tl.where(mirrored, width - 1 - column, column) + tl.load(left + image) - pad
-    y = row + tl.load(top + image) - pad
-    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height) & (place < size)
-    source = images + tl.load(index + image) * size + channel * height * width + y * width + x
-    pixel = tl.load(source, mask=inside, other=0).to(tl.float32)
-    here = place < size
-    shifted = pixel - tl.load(mean + channel, mask=here, other=0.0)
-    result = tl.math.div_rn(shifted, tl.load(std + channel, mask=here, other=1.0))
-    tl.store(out + image * size + place, result, mask=here)

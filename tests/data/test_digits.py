@@ -1,14 +1,10 @@
-"""The bundled digits, and the example that is trained on them."""
-
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 from optg.data import digits
-
-ROOT = Path(__file__).parent.parent
+from optg.data.augment import normalise
+from tests.data.small_data import equal_batches, load_small
 
 
 def test_shapes_and_types() -> None:
@@ -61,25 +57,11 @@ def test_a_digit_by_eye() -> None:
     assert labels[0] == 2
 
 
-def run_example(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "examples" / "digits.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=300, cwd=ROOT)
-
-
-def test_example(tmp_path: Path) -> None:
-    done = run_example("--epochs", "2", "--output", str(tmp_path / "new"))
-    assert done.returncode == 0, done.stderr
-    rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
-    names, accuracies, sparsities, nonzero, _, _ = zip(*([cell.strip() for cell in row[1:-1]] for row in rows))
-    assert names == ("dense", "optg 90%", "optg 95%", "optg 98%")
-    assert sparsities == ("0.00%", "90.00%", "95.00%", "98.00%")
-    assert nonzero == ("97,568", "9,756", "4,878", "1,951")
-    assert float(accuracies[0].rstrip("%")) > 80  # it learns
-    assert (tmp_path / "new" / "digits.png").read_bytes().startswith(b"\x89PNG")
-    assert not done.stderr
-
-
-def test_example_says_how_many_epochs_it_needs(tmp_path: Path) -> None:
-    done = run_example("--epochs", "1", "--output", str(tmp_path))
-    assert done.returncode == 2
-    assert "at least 2" in done.stderr.splitlines()[-1]
+def test_the_dataset_has_the_digits_of_the_examples() -> None:
+    (images, labels), test = digits.load()
+    data = load_small(Path(), "digits", batch_size=360)
+    assert data.classes == 10 and data.shape == (1, 8, 8) and data.sizes == (1437, 360)
+    assert equal_batches(list(data.test()), [test])
+    order = torch.cat([labels for _, labels in data.train(0)])
+    assert not torch.equal(order, labels[: len(order)])
+    assert torch.equal(normalise(data.images, data.mean, data.std), images)
