@@ -70,7 +70,7 @@ def open_subject(subject: Subject) -> Trained:
     torch.manual_seed(0)
     model = models.build(subject.what, classes)
     prune_at_random(model, sparsity)
-    with models.taking(subject.what, shape, "give another --shape"):
+    with models.explain_shape_errors(subject.what, shape, "give another --shape"):
         settle_norms(model, shape)
     name = f"{subject.what} with random weights and random ERK masks of sparsity {sparsity:g}"
     return Trained(model.eval(), About(name, classes, shape, account=account_of(model, torch.zeros(1, *shape))))

@@ -19,7 +19,7 @@ def table(what: str, classes: int, shape: tuple[int, ...] | None) -> Table:
         raise ValueError(f"there is no folder {what}; expected that of a run, RUN/checkpoints/step-N, or a model's name")
     else:
         model, shape = models.build(what, classes), shape or models.small_images(what)
-    with models.taking(what, shape, "give another --shape"):
+    with models.explain_shape_errors(what, shape, "give another --shape"):
         account = count(model, torch.zeros(1, *shape, dtype=next(model.parameters()).dtype))
     made = Table(title=what, title_justify="left")
     for column in ("layer", "shape", "weights", "kept", "density", "positions", "FLOPs"):

@@ -39,7 +39,11 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     )  # fmt: skip
     model = models.build(recipe.model, data.classes).to(parallel.device)
     image = torch.zeros(1, *data.shape, device=parallel.device, dtype=next(model.parameters()).dtype)
-    with models.taking(recipe.model, data.shape, f"those of {recipe.data} are"), preserve_model(model), torch.no_grad():
+    with (
+        models.explain_shape_errors(recipe.model, data.shape, f"choose another model for {recipe.data}"),
+        preserve_model(model),
+        torch.no_grad(),
+    ):
         model.eval()(image)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
