@@ -9,7 +9,7 @@ from optg.report.palette import DASHES, Look, choose_looks
 from optg.report.paper import PaperTable, find_table
 from optg.report.plot import MAX_NAMED, LegendEntry, Plot, Series
 from optg.report.runs import RunRecord
-from optg.report.scales import Scale, layer_numbers, linear, logarithmic
+from optg.report.scales import TINY, Scale, layer_numbers, linear, logarithmic
 
 
 @dataclass
@@ -102,7 +102,7 @@ def test_loss(group: RunGroup) -> Plot | None:
 
 def losses(values: list[float]) -> Scale:
     """Return a scale for losses, logarithmic if they differ by more than a factor of 20."""
-    positive = [value for value in values if value > 0]
+    positive = [value for value in values if value > TINY]
     if positive and max(positive) > 20 * min(positive):
         return logarithmic("loss", positive, lambda value: f"{value:g}")
     return linear("loss", values, low=0)

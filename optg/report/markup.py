@@ -34,8 +34,8 @@ def slug(value: str) -> str:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value can be drawn: a number that is neither NaN nor infinite."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    """Return whether a value can be shown: a number that is neither NaN nor absurdly large."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e100
 
 
 def percent(value: float | None, digits: int = 2) -> str:

@@ -58,7 +58,7 @@ class RunRecord:
 
     def curve(self, key: str) -> list[tuple[float, float]]:
         """Return a column of the metrics as (epoch, value) pairs, for the epochs that recorded it."""
-        return [(row["epoch"], row[key]) for row in self.rows if is_number(row.get(key))]
+        return [(row["epoch"], row[key]) for row in self.rows if is_number(row.get(key)) and is_number(row["epoch"])]
 
 
 def read_runs(paths: Iterable[Path]) -> list[RunRecord]:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from optg.report.markup import axis_number
 
-TINY = 1e-290  # treated as 0; a fifth of it still has a logarithm
+TINY = 1e-100  # anything smaller is treated as 0
 OFFSET = 1e-6  # added to densities on the sparsity axis
 
 
@@ -41,7 +41,8 @@ class Scale:
 def linear(label: str, values: Iterable[float] = (), *, low: float | None = None, high: float | None = None) -> Scale:
     """Return a linear scale that ends at round numbers, or at the given limits."""
     values = list(values) or [0.0, 1.0]
-    bottom, top = min(values) if low is None else low, max(values) if high is None else high
+    bottom = min(values) if low is None else low
+    top = max(*values, bottom) if high is None else high
     size = max(abs(bottom), abs(top))
     if top - bottom < max(1e-9 * size, TINY):
         room = 0.01 * (size if size > TINY else 1.0)
@@ -58,7 +59,7 @@ def logarithmic(
     label: str, values: Iterable[float], write: Callable[[float], str] = axis_number, *, zero: bool = False
 ) -> Scale:
     """Return a logarithmic scale that ends at 1, 2 or 5 times a power of ten. With `zero`, 0 is shown below the smallest."""
-    values = [value for value in values if value > 0] or [1.0]
+    values = [value for value in values if value > TINY] or [1.0]
     bottom, top = round_to_125(min(values), -1), round_to_125(max(values), 1)
     if top <= 1.5 * bottom:
         bottom, top = round_to_125(0.9 * bottom, -1), round_to_125(1.1 * top, 1)

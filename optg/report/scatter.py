@@ -82,11 +82,11 @@ def lines(group: RunGroup, dots: list[Dot], lowest: float) -> list[Series]:
     for dot in dots:
         same = {key: value for key, value in all_settings(dot.run).items() if key not in ("sparsity", "seed")}
         alike.setdefault((dot.run.method, repr(same)), []).append(dot)
-    made = [
+    joined = [
         Series(method, group.methods[method], [(x, y) for x, y in means(found) if y >= lowest])
         for (method, _), found in alike.items()
     ]
-    return [series for series in made if len(series.points) > 1]
+    return [series for series in joined if len(series.points) > 1]
 
 
 def means(dots: list[Dot]) -> list[Place]:
@@ -97,22 +97,22 @@ def means(dots: list[Dot]) -> list[Place]:
 
 
 def run_markers(group: RunGroup, dots: list[Dot]) -> list[Series]:
-    made = []
+    markers = []
     for method in dict.fromkeys(dot.run.method for dot in dots):
         found = [dot for dot in dots if dot.run.method == method]
         notes = [f"{dot.run.label}: {dot.y:.2f} %" for dot in found]
         places = [(dot.x, dot.y) for dot in found]
-        made.append(Series(method, group.methods[method], places, line=False, markers=True, notes=notes))
-    return made
+        markers.append(Series(method, group.methods[method], places, line=False, markers=True, notes=notes))
+    return markers
 
 
 def paper_markers(group: RunGroup, paper: list[tuple[PaperPoint, float]]) -> list[Series]:
-    made = []
+    markers = []
     for point, x in paper:
         look = replace(group.methods[point.method], hollow=True)
         note = f"paper, {point.method} {sparsity_label(point.sparsity)}: {percent(point.accuracy)} %"
-        made.append(Series(note, look, [(x, 100 * point.accuracy)], line=False, markers=True, notes=[note]))
-    return made
+        markers.append(Series(note, look, [(x, 100 * point.accuracy)], line=False, markers=True, notes=[note]))
+    return markers
 
 
 def legend(group: RunGroup, dots: list[Dot], paper: list[tuple[PaperPoint, float]]) -> list[LegendEntry]:

@@ -170,7 +170,7 @@ def test_means_over_seeds_need_equal_recipes(tmp_path):
 
 def test_impossible_numbers_do_no_harm(tmp_path):
     """Files may have values that no run should have."""
-    for i, odd in enumerate((0, -1, 1e308, 10**400, math.inf, math.nan)):
+    for i, odd in enumerate((0, -1, 5e-324, -1e99, 1e99, 1e308, 10**400, math.inf, math.nan)):
         known = make_summary("gmp", odd) | {
             "flops": odd,
             "dense_flops": odd,
