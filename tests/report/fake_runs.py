@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from optg.report.figures import RunGroup, make_run_group
+from optg.report.runs import group_runs, read_runs
 from optg.training.recipe import Plan, Recipe, dump
 
 LAYERS = {"features.0.weight": (8, 3, 3, 3), "features.10.weight": (16, 8, 3, 3), "classifier.weight": (10, 16)}
@@ -83,3 +85,9 @@ def write_forty_runs(path: Path) -> Path:
             write_run(path / name.replace("/", "∕"), method, 0.94 - 0.004 * i * (j + 1) * (j > 0) - 0.01 * j,
                 sparsity=0.0 if method == "dense" else sparsity, seed=j, old=j == 3)  # fmt: skip
     return path
+
+
+def read_group(path: Path) -> RunGroup:
+    """Return the one group of runs in a folder."""
+    ((task, runs),) = group_runs(read_runs([path])).items()
+    return make_run_group(*task, runs)

@@ -1,14 +1,6 @@
-from fake_runs import write_forty_runs, write_run
+from fake_runs import read_group, write_forty_runs, write_run
 
 from optg.report import figures
-from optg.report.figures import make_run_group
-from optg.report.runs import group_runs, read_runs
-
-
-def read_group(path):
-    """Return the one group of runs in a folder."""
-    ((task, runs),) = group_runs(read_runs([path])).items()
-    return make_run_group(*task, runs)
 
 
 def test_curves_show_the_metrics(tmp_path):

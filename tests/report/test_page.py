@@ -131,10 +131,10 @@ def test_an_accuracy_of_nan_is_a_dash(tmp_path):
     assert "<td class=n>–</td><td class=n>–</td><td class=n>–</td><td class=n>95.00</td>" in page
 
 
-def test_seeds_are_summed_up(tmp_path):
+def test_mean_and_deviation_over_seeds(tmp_path):
     for seed, accuracy in enumerate((0.92, 0.93, 0.94)):
         write_run(tmp_path / "runs" / str(seed), "optg", accuracy, seed=seed)
-        with (tmp_path / "runs" / "rigl.jsonl").open("a") as file:  # which has the seed among its options too
+        with (tmp_path / "runs" / "rigl.jsonl").open("a") as file:  # RigL also has the seed among its options
             file.write(json.dumps(make_summary("rigl", accuracy, seed=seed) | {"options": {"seed": seed}}) + "\n")
     page = render(tmp_path / "out", tmp_path / "runs", tmp_path / "runs" / "rigl.jsonl")
     for method in ("optg", "rigl"):

@@ -5,21 +5,12 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from fake_runs import write_run
+from fake_runs import read_group, write_run
 
 from optg.report import figures
-from optg.report.figures import make_run_group
 from optg.report.palette import COLOURS, Look
 from optg.report.plot import LegendEntry, Plot, Series, draw, file_svg, inline_svg, swatch, thin_out
-from optg.report.runs import group_runs, read_runs
 from optg.report.scales import linear
-
-
-def read_group(path):
-    """Return the one group of runs in a folder."""
-    ((task, runs),) = group_runs(read_runs([path])).items()
-    return make_run_group(*task, runs)
-
 
 SVG = "{http://www.w3.org/2000/svg}"
 RED = Look(COLOURS[0][0])

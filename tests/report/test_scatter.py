@@ -2,18 +2,10 @@ import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from fake_runs import write_run
+from fake_runs import read_group, write_run
 
 from optg.report import scatter
-from optg.report.figures import make_run_group
 from optg.report.plot import file_svg
-from optg.report.runs import group_runs, read_runs
-
-
-def read_group(path):
-    """Return the one group of runs in a folder."""
-    ((task, runs),) = group_runs(read_runs([path])).items()
-    return make_run_group(*task, runs)
 
 
 def test_runs_and_results_of_the_paper(tmp_path):
