@@ -22,11 +22,11 @@ Split = tuple[Tensor, Tensor]  # images [N, 1, 8, 8] with about zero mean and un
 
 def load() -> tuple[Split, Split]:
     """Return normalised images and labels for training, and for testing."""
-    (train_images, train_labels), (test_images, test_labels) = read_pixels()
+    (train_images, train_labels), (test_images, test_labels) = read()
     return ((train_images - MEAN) / STD, train_labels), ((test_images - MEAN) / STD, test_labels)
 
 
-def read_pixels() -> tuple[Split, Split]:
+def read() -> tuple[Split, Split]:
     """Return the same splits with the original pixels: uint8, 0 to 16."""
     with files("optg.data").joinpath("digits.csv.gz").open("rb") as file, gzip.open(file, "rt") as lines:
         table = torch.from_numpy(np.loadtxt(lines, delimiter=",", dtype=np.uint8))
@@ -36,4 +36,4 @@ def read_pixels() -> tuple[Split, Split]:
 
 
 def serve(request: Request) -> Data:
-    return InMemory(request, Tensors(*read_pixels(), classes=10, mean=[MEAN], std=[STD]))
+    return InMemory(request, Tensors(*read(), classes=10, mean=[MEAN], std=[STD]))
