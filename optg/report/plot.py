@@ -107,7 +107,10 @@ def file_svg(plot: Plot) -> str:
 
 @contextmanager
 def style() -> Iterator[None]:
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    """Use matplotlib's defaults and STYLE, whatever the user's own matplotlibrc says."""
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # the browser has a font for it
         yield
 

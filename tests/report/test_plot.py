@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
 from fake_runs import read_group, write_run
@@ -77,6 +78,13 @@ def test_an_inline_figure_has_variables_for_colours_and_nothing_that_clashes_on_
     assert 'role="img" aria-label="A title"' in svg
     words = ["".join(element.itertext()) for element in ElementTree.fromstring(svg).iter("text")]
     assert {"across", "up", "0", "10", "100"} <= set(words) and "A title" not in words
+
+
+def test_the_users_own_matplotlib_settings_do_not_matter():
+    plot = make_plot(Series("one", RED, [(1, 20), (2, 40)]))
+    expected = inline_svg(plot)
+    with matplotlib.rc_context({"axes.grid": True, "font.size": 30, "lines.linewidth": 9, "savefig.bbox": "tight"}):
+        assert inline_svg(plot) == expected
 
 
 def test_a_file_has_title_legend_and_both_colour_schemes():
