@@ -1,8 +1,9 @@
 #!/bin/sh
-# Steps, cuts, peers and runs that share a GPU, as docs/speed.md has them: benchmarks/gpu.sh CIFAR_FOLDER, from the root.
+# The GPU measurements of docs/speed.md: steps, cuts, other libraries, and runs that share a GPU.
+# Run it from the root of the repository: benchmarks/gpu.sh CIFAR_FOLDER
 set -eux
 python benchmarks/ranking.py --device cuda --scores 100000 1000000 10000000 25500000 100000000
-python benchmarks/ranking.py --device cuda --scores 1000000000 --ways keep_top "in place" torch.sort topk # kthvalue: 8 s a cut
+python benchmarks/ranking.py --device cuda --scores 1000000000 --ways keep_top "in place" torch.sort topk # kthvalue would take 8 s per cut
 python benchmarks/overhead.py --model resnet50 --mode eager --rounds 5 --steps 4 \
     --methods optg gmp rigl dpf acdc taylor feather str st3-sigma dnw gsm supermask
 python benchmarks/overhead.py --model resnet50 --mode compiled --rounds 5 --steps 4 --methods optg rigl feather str

@@ -1,9 +1,9 @@
-"""Inference on this CPU, `optg bench` for models with the FLOPs that OptG's masks leave them: each sparsity in turn.
+"""Benchmark inference on this CPU (`optg bench`) for models with as many FLOPs as OptG's masks leave, at several sparsities.
 
     python benchmarks/inference.py --model resnet50 --batches 1 --threads 1
 
-Weights and the places of zeros are random; how many each layer has: see inference_layers.py. A packed file is measured, so its
-size counts too. --output FOLDER keeps all figures as JSON.
+Weights and the positions of zeros are random; inference_layers.py chooses the number of zeros of each layer. Each model is
+packed into a file first, so its size is measured, too. --output FOLDER saves all results as JSON.
 """
 
 import argparse
@@ -22,7 +22,9 @@ from optg.models import build
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet50", choices=list(SIZES))
-    parser.add_argument("--sparsity", type=float, nargs="+", help="by default those whose FLOPs under OptG are known")
+    parser.add_argument(
+        "--sparsity", type=float, nargs="+", help="default: all sparsities for which the FLOPs with OptG are known"
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--engines", nargs="+", default=["optg", "torch.compile", "onnxruntime", "openvino f32"])

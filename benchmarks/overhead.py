@@ -1,11 +1,11 @@
-"""What a method adds to a training step: step time over that of dense training, cuts amortised at the method's frequency.
+"""Measure the overhead of methods: time of a training step relative to dense training, with the amortised time of cuts.
 
     python benchmarks/overhead.py --model resnet50 --mode eager compiled
     python benchmarks/overhead.py --model vgg19 --mode graph --methods optg rigl
 
-All methods train one and the same model in one process, taking turns with dense training every few steps, so that both see
-the same clocks, memory and kernels. A cut's cost is the extra time of the steps around one, divided by the steps between
-two. Printed are medians, the spread of the ratio over the rounds (quartiles), and the memory a method adds.
+All methods train the same model in one process and alternate with dense training every few steps, so that both see the same
+clock rates, memory and kernels. The cost of a cut is the extra time of the steps around it, divided by the number of steps
+between two cuts. The output has medians, the quartiles of the ratio over the rounds, and the memory that a method adds.
 """
 
 import argparse
@@ -31,7 +31,7 @@ EPOCHS, SPARSITY = 100, 0.9
 
 
 class LanguageModel(nn.Module):
-    """GPT-2 small without its embedding's copy: 85M weights in 12 blocks of width 768."""
+    """GPT-2 small with untied embeddings: 85M weights in 12 blocks of width 768."""
 
     def __init__(self, classes: int = 1024) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class LanguageModel(nn.Module):
 
 
 @dataclass
-class Work:
-    """A model and a batch for it."""
+class Workload:
+    """A model and the shape of its batches."""
 
     batch: int
     steps_per_epoch: int
@@ -62,23 +62,25 @@ class Work:
         return torch.randn(self.batch, *self.shape, device=device), torch.randint(self.classes, (self.batch,), device=device)
 
 
-def named(name: str, batch: int, steps: int, size: int, classes: int) -> Work:
-    return Work(batch, steps, lambda: models.build(name, classes), (3, size, size), classes)
+def image_workload(name: str, batch: int, steps: int, size: int, classes: int) -> Workload:
+    return Workload(batch, steps, lambda: models.build(name, classes), (3, size, size), classes)
 
 
-WORK = {
-    "resnet50": named("resnet50", 256, 5004, 224, 1000),
-    "vit_s": named("vit_s", 256, 5004, 224, 1000),
-    "vgg19": named("vgg19", 128, 390, 32, 10),
-    "resnet32": named("resnet32", 128, 390, 32, 10),
-    "lm": Work(16, 5000, LanguageModel, (512,), 1024),
+WORKLOADS = {
+    "resnet50": image_workload("resnet50", 256, 5004, 224, 1000),
+    "vit_s": image_workload("vit_s", 256, 5004, 224, 1000),
+    "vgg19": image_workload("vgg19", 128, 390, 32, 10),
+    "resnet32": image_workload("resnet32", 128, 390, 32, 10),
+    "lm": Workload(16, 5000, LanguageModel, (512,), 1024),
 }
 
 
 class Trainer:
-    """Steps of one method, or of dense training, on the shared model."""
+    """Training steps of one method, or of dense training, on the shared model."""
 
-    def __init__(self, method: str, work: Work, model: nn.Module, forward: Any, data: tuple[Tensor, Tensor], mode: str) -> None:
+    def __init__(
+        self, method: str, work: Workload, model: nn.Module, forward: Any, data: tuple[Tensor, Tensor], mode: str
+    ) -> None:
         device = data[0].device
         cuda = device.type == "cuda"
         self.data, self.work = data, work
@@ -93,10 +95,10 @@ class Trainer:
         )  # fmt: skip
         self.memory = torch.cuda.memory_allocated() - before if cuda else 0
         clock, weights = self.sparsifier.clock, self.sparsifier.weights
-        clock.step = round(0.6 * clock.total) + 7  # in the midst of training
+        clock.step = round(0.6 * clock.total) + 7  # in the middle of training
         with torch.no_grad():
             weights.show_latent()
-            # Weights that are removed before training ends are removed here.
+            # Prune now what the method would have pruned by this step.
             if prunes and kind.when != "after" and not weights.sparsity:
                 random = weights.random(0)
                 weights.cut([r.to(weights.state_dtype) for r in random], SPARSITY)
@@ -111,23 +113,23 @@ class Trainer:
         self.time = timer(device)
 
     def run(self, count: int) -> float:
-        """Milliseconds a step."""
+        """Return milliseconds per step."""
         return self.time(lambda: [self.step(*self.data, 1e-4) for _ in range(count)]) / count
 
     def due(self, step: int) -> bool:
         return self.sparsifier.method.due(Clock(EPOCHS, self.work.steps_per_epoch, step))
 
     def cut(self) -> tuple[float, float]:
-        """Milliseconds of the steps around a cut, and how many such steps there are for each step of the rest of training."""
+        """Return milliseconds of the two steps around a cut, and the number of cuts per training step."""
         clock, method = self.sparsifier.clock, self.sparsifier.method
         now, last = clock.step, int(0.74 * clock.total)
         found = [step for step in range(now + 2, last) if self.due(step)] if method.when == "during" else []
-        if not found or len(found) == last - now - 2:  # none, or every step is one
+        if not found or len(found) == last - now - 2:  # no step cuts, or every step does
             return 0.0, 0.0
         times = []
         for step in found[:3]:
             clock.step = step - 1
-            times.append(2 * self.run(2))  # RigL cuts in the step after
+            times.append(2 * self.run(2))  # RigL cuts one step later
         clock.step = now
         return statistics.median(times), len(found) / (last - now - 2)
 
@@ -150,7 +152,7 @@ def timer(device: torch.device) -> Callable[[Callable[[], Any]], float]:
 
 
 def measure(name: str, mode: str, methods: Sequence[str], rounds: int, steps: int, device: str) -> list[dict[str, Any]]:
-    work = WORK[name]
+    work = WORKLOADS[name]
     torch.manual_seed(0)
     model, data = work.build().to(device), work.data(device)
     if len(work.shape) == 3:
@@ -160,7 +162,7 @@ def measure(name: str, mode: str, methods: Sequence[str], rounds: int, steps: in
     dense.run(WARMUP_STEPS + 3)
     rows, fresh = [], {name: t.clone() for name, t in model.state_dict().items()}
     for method in methods:
-        model.load_state_dict(fresh)  # what another method has left at 0 would all tie
+        model.load_state_dict(fresh)  # zeros left by another method would all tie
         other = Trainer(method, work, model, forward, data, mode)
         other.run(WARMUP_STEPS + 3)
         pairs = [(dense.run(steps), other.run(steps)) for _ in range(rounds)]
@@ -185,13 +187,13 @@ def measure(name: str, mode: str, methods: Sequence[str], rounds: int, steps: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", default=["resnet32"], choices=WORK)
+    parser.add_argument("--model", nargs="+", default=["resnet32"], choices=WORKLOADS)
     parser.add_argument("--mode", nargs="+", default=["eager"], choices=["eager", "compiled", "graph"])
     parser.add_argument("--methods", nargs="+", default=["optg"], choices=METHODS)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=10, help="of each, in a round")
+    parser.add_argument("--steps", type=int, default=10, help="per method and round")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", help="a file for the rows, one JSON object a line")
+    parser.add_argument("--output", help="file to append the rows to, one JSON object per line")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     rows = []

@@ -1,13 +1,13 @@
-"""A training step under other libraries' schemes and under ours, on the same model and batch, in one process, taking turns.
+"""Compare training steps of other pruning schemes with ours, on the same model and batch, alternating in one process.
 
     python benchmarks/peers.py --model resnet50
 
-    prune       torch.nn.utils.prune: each forward multiplies every weight by its mask         against ours with a fixed mask
+    prune       torch.nn.utils.prune: each forward multiplies every weight by its mask         against our fixed mask (SNIP)
     rigl-torch  rigl-torch 0.5.2: masks weights and gradients layer by layer (if installed)    against our RigL
     layers      masked convolutions: scores are parameters, and each forward builds the mask   against our OptG
                 by indexing and multiplies the weight by it (written from the OptG paper's text)
 
-Printed are medians of step times over dense training's, and how many times faster ours is in what it adds.
+The output has median step times, their ratio to dense training, and how many times faster our step is.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from overhead import SPARSITY, WORK, Work, timer
+from overhead import SPARSITY, WORKLOADS, Workload, timer
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -27,8 +27,8 @@ from optg.sparsifier import sparsify
 LAYERS = (nn.Conv2d, nn.Linear)
 
 
-class Masked(nn.Module):
-    """A layer whose weight is multiplied by a mask that each forward makes from the indices of removed weights."""
+class MaskedLayer(nn.Module):
+    """A layer whose forward builds a mask from the indices of removed weights and multiplies the weight by it."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -46,18 +46,18 @@ class Masked(nn.Module):
         return nn.functional.linear(x, weight, self.layer.bias)
 
 
-def masked(model: nn.Module) -> nn.Module:
+def replace_layers(model: nn.Module) -> nn.Module:
     for name, child in model.named_children():
-        setattr(model, name, Masked(child) if isinstance(child, LAYERS) else masked(child))
+        setattr(model, name, MaskedLayer(child) if isinstance(child, LAYERS) else replace_layers(child))
     return model
 
 
 class Trainer:
-    def __init__(self, work: Work, scheme: str, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, work: Workload, scheme: str, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
         self.model, self.data = copy.deepcopy(model), data
         device = data[0].device
         if scheme == "layers":
-            self.model = masked(self.model).to(device)
+            self.model = replace_layers(self.model).to(device)
         if scheme == "prune":
             layers = [m for m in self.model.modules() if isinstance(m, LAYERS)]
             prune.global_unstructured([(m, "weight") for m in layers], prune.L1Unstructured, amount=SPARSITY)
@@ -97,15 +97,15 @@ class Trainer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet32", choices=[name for name in WORK if name != "lm"])
+    parser.add_argument("--model", default="resnet32", choices=[name for name in WORKLOADS if name != "lm"])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=3, help="of each, in a round")
+    parser.add_argument("--steps", type=int, default=3, help="per scheme and round")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", help="a file for the rows, one JSON object a line")
+    parser.add_argument("--output", help="file to append the rows to, one JSON object per line")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    work = WORK[args.model]
+    work = WORKLOADS[args.model]
     model, data = work.build().to(args.device), work.data(args.device)
     data = data[0].to(memory_format=torch.channels_last), data[1]
     for peer, ours in (("prune", "snip"), ("rigl-torch", "rigl"), ("layers", "optg")):
@@ -119,7 +119,7 @@ def main() -> None:
         rounds = [[trainer.run(args.steps) for trainer in trainers] for _ in range(args.rounds)]
         dense, theirs, own = (statistics.median(column) for column in zip(*rounds))
         row = {"model": args.model, "peer": peer, "ours": ours, "dense_ms": dense, "peer_ms": theirs, "ours_ms": own}
-        faster = f"{theirs / own:.3f} × faster a step"
+        faster = f"{theirs / own:.3f} × faster"
         print(
             f"{peer:10} {theirs:9.2f} ms, {theirs / dense:.3f} of dense   {ours:5} {own:9.2f} ms, {own / dense:.3f}   {faster}",
             flush=True,

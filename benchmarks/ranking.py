@@ -1,9 +1,9 @@
-"""The cut: `keep_top` over N scores in 54 tensors, and the same in place, against torch's own ways to the same masks.
+"""Compare our cut, `keep_top` over N scores in 54 tensors and in place, with torch functions that give the same masks.
 
     python benchmarks/ranking.py [--device cuda] [--scores 100000 25500000 …]
 
-Prints the median of the repeats with its spread, the factor over `torch.sort`, and the extra memory at the peak beside the
-masks returned. Ours are checked to be the masks of a stable sort; of the others it is said where they are not.
+The output has the median time with minimum and maximum, the speed relative to `torch.sort`, and the extra peak memory beyond
+the masks. Our masks must equal those of a stable sort; "other masks" marks functions whose masks do not.
 """
 
 import argparse
@@ -25,7 +25,7 @@ LAYERS = 54
 
 
 class InPlace:
-    """As a step of training does it: masks that are there already are set anew, and on a GPU nobody waits for it."""
+    """The cut of a training step: it overwrites existing masks, and does not synchronise with a GPU."""
 
     def __init__(self) -> None:
         self.masks: list[Tensor] = []
@@ -46,7 +46,7 @@ def by_sort(scores: list[Tensor], zeros: int) -> list[Tensor]:
 
 
 def by_topk(scores: list[Tensor], zeros: int) -> list[Tensor]:
-    """Not exact where scores tie."""
+    """Not exact if scores tie."""
     flat = torch.cat([s.flatten() for s in scores])
     keep = torch.zeros_like(flat, dtype=torch.bool)
     keep[flat.topk(len(flat) - zeros, sorted=False).indices] = True
@@ -54,29 +54,29 @@ def by_topk(scores: list[Tensor], zeros: int) -> list[Tensor]:
 
 
 def by_kthvalue(scores: list[Tensor], zeros: int) -> list[Tensor]:
-    """Not exact where scores tie."""
+    """Not exact if scores tie."""
     value = torch.cat([s.flatten() for s in scores]).kthvalue(zeros).values
     return [s > value for s in scores]
 
 
 def resident(field: str) -> int:
-    """Bytes of this process in memory: VmRSS now, or VmHWM at most since the mark was reset."""
+    """Return the resident memory of this process in bytes: VmRSS is current, VmHWM the peak since the last reset."""
     return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
 
 
 def peak(device: str, call: Callable[[], list[Tensor]]) -> int:
-    """Extra bytes at the peak of a call, beside what it leaves."""
+    """Return the peak memory of a call in bytes, beyond what is in use after it."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         masks = call()
         top, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
     else:
-        give_back = ctypes.CDLL(None).malloc_trim  # freed memory, so that using it again is seen
-        give_back(0)
+        release = ctypes.CDLL(None).malloc_trim  # returns freed memory, so that using it again counts
+        release(0)
         Path("/proc/self/clear_refs").write_text("5")
         masks = call()
         top = resident("VmHWM")
-        give_back(0)
+        release(0)
         left = resident("VmRSS")
     del masks
     return top - left
@@ -106,7 +106,7 @@ def compare(count: int, sparsity: float, device: str, ways: list[str], repeats: 
 
     calls: dict[str, Callable[[], list[Tensor]]] = {name: partial(WAYS[name], scores, zeros) for name in ways}
     for call in calls.values():
-        call()  # what is loaded and made at first use is not what it costs
+        call()  # exclude the cost of the first call
     extra = {name: peak(device, call) for name, call in calls.items()}
     expected = by_sort(scores, zeros)
     same = {name: all(map(torch.equal, call(), expected)) for name, call in calls.items()}

@@ -1,10 +1,10 @@
-"""Images a second of whole `optg train` epochs, data included: alone, and with several runs sharing one GPU.
+"""Measure images per second of whole `optg train` runs, including data loading: one run, and several that share one GPU.
 
     python benchmarks/throughput.py --runs 1 2 4 8 --folder DATA
 
-Each run is a process of its own. Counted are whole epochs while all of them train: after the last one's first, in which it
-compiles, and before the first one's last; where there is none, more --epochs help.
-With --mps they share the GPU through NVIDIA's MPS.
+Each run is a process of its own. Only whole epochs during which all runs train are counted: after every run has finished its
+first epoch, in which it compiles, and until the first run ends. If there are none, use more --epochs. With --mps, runs share
+the GPU through NVIDIA's MPS.
 """
 
 import argparse
@@ -21,22 +21,22 @@ from optg.experiments.mps import multi_process_service
 
 
 def train(folder: Path, options: list[str], count: int) -> tuple[float, float]:
-    """Optimizer steps a second of all runs together (nan: they shared no whole epoch), and seconds until the last had ended."""
+    """Return optimizer steps per second over all runs (nan if they shared no whole epoch), and seconds until all ended."""
     started, processes = time.time(), []
     for i in range(count):
         command = [sys.executable, "-m", "optg", "train", *options, "--seed", str(i), "--output", str(folder / str(i))]
         processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-    ends: list[list[tuple[float, int]]] = [[] for _ in processes]  # when each run's epochs ended, at which step
-    going = True
-    while going:
-        going = any(process.poll() is None for process in processes)
+    ends: list[list[tuple[float, int]]] = [[] for _ in processes]  # of each run: time and step at the end of each epoch
+    running = True
+    while running:
+        running = any(process.poll() is None for process in processes)
         for i, seen in enumerate(ends):
             path = folder / str(i) / "metrics.jsonl"
             rows = path.read_text().splitlines() if path.exists() else []
             seen += [(time.time(), json.loads(row)["step"]) for row in rows[len(seen) :]]
         time.sleep(0.02)
     if any(process.returncode for process in processes):
-        raise SystemExit("a run has failed")
+        raise SystemExit("a run failed")
     first, last = max(seen[0][0] for seen in ends), min(seen[-1][0] for seen in ends)
     shared = [[end for end in seen if first <= end[0] <= last] for seen in ends]
     if min(map(len, shared)) < 2:
@@ -61,9 +61,9 @@ def main() -> None:
                 options = f"--recipe {args.recipe} --method {method} --epochs {args.epochs} --batch-size {args.batch_size}"
                 with tempfile.TemporaryDirectory() as folder:
                     speed, seconds = train(Path(folder), [*options.split(), "--folder", args.folder], count)
-                images = f"{speed * args.batch_size:9,.0f} images/s together"
+                images = f"{speed * args.batch_size:9,.0f} images/s in total"
                 what = "no whole epoch in common" if math.isnan(speed) else images
-                print(f"{method:8} {count} runs  {what}  {seconds:6.1f} s with start", flush=True)
+                print(f"{method:8} {count} runs  {what}  {seconds:6.1f} s including start-up", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python examples/digits.py
 
-The loop in `train` is an ordinary one: the call of `optg.sparsify` is all that makes the network sparse.
+`train` has an ordinary training loop. The call of `optg.sparsify` alone makes the network sparse.
 """
 
 import argparse
@@ -29,13 +29,13 @@ RUNS = (("dense", 0.0), ("optg", 0.90), ("optg", 0.95), ("optg", 0.98))
 
 @dataclass
 class Result:
-    """What one training run leaves behind."""
+    """The outcome of one training run."""
 
     name: str
-    target: float  # the sparsity that was asked for
+    target: float  # requested sparsity
     accuracy: float  # on the test images, after the last epoch
-    sparsities: list[float]  # before the first epoch, and after each
-    account: Account  # of weights and FLOPs
+    sparsities: list[float]  # before training, and after each epoch
+    account: Account  # weights and FLOPs of each layer
     seconds: float
 
     @property
@@ -61,7 +61,7 @@ def network() -> nn.Sequential:
 
 
 def train(method: str, sparsity: float, epochs: int, seed: int, progress: Progress) -> Result:
-    """Train one network. Without the line in the middle, it would be dense."""
+    """Train one network. Without the call of `optg.sparsify`, it would be dense."""
     name = f"{method} {sparsity:.0%}" if sparsity else method
     train_data, test_data = digits.load()
     torch.manual_seed(seed)
@@ -89,28 +89,28 @@ def train(method: str, sparsity: float, epochs: int, seed: int, progress: Progre
 
 @torch.no_grad()
 def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of images that the model names right."""
+    """Return the share of correctly classified images."""
     model.eval()
     return (model(images).argmax(1) == labels).float().mean().item()
 
 
-def table(results: list[Result], title: str) -> Table:
-    caption = "FLOPs: multiply-accumulates for one image. One test image is 0.28%."
-    made = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-    made.add_column("training")
+def make_table(results: list[Result], title: str) -> Table:
+    caption = "FLOPs: multiply-adds for one image. One test image is 0.28% of accuracy."
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    table.add_column("training")
     for column in ("test accuracy", "sparsity", "weights left", "FLOPs", "seconds"):
-        made.add_column(column, justify="right")
+        table.add_column(column, justify="right")
     for r in results:
         accuracy, sparsity, seconds = f"{r.accuracy:.2%}", f"{r.sparsities[-1]:.2%}", f"{r.seconds:.1f}"
-        made.add_row(r.name, accuracy, sparsity, f"{r.nonzero:,}", f"{r.account.flops:,}", seconds)
-    return made
+        table.add_row(r.name, accuracy, sparsity, f"{r.nonzero:,}", f"{r.account.flops:,}", seconds)
+    return table
 
 
 def plot(results: list[Result], path: Path) -> None:
-    """Accuracy over sparsity, sparsity over the epochs, and what each layer keeps."""
+    """Plot accuracy against sparsity, sparsity over the epochs, and the density of each layer."""
     import matplotlib
 
-    matplotlib.use("Agg")  # draws to a file; needs no screen
+    matplotlib.use("Agg")  # needs no screen
     from matplotlib import pyplot as plt
 
     plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.titlepad": 12})
@@ -133,12 +133,12 @@ def plot(results: list[Result], path: Path) -> None:
     left.set(
         title="Test accuracy after the last epoch",
         ylabel="%, ± one standard error",
-        xlabel="sparsity, by weights left on a log scale",
+        xlabel="sparsity, log scale of weights left",
     )
 
     for r in sparse:
         middle.plot([100 * s for s in r.sparsities], color=colours[r.name], linewidth=2, label=r.name)
-    middle.set(title="Sparsity while training", xlabel="epochs trained", ylabel="%", ylim=(0, 103))
+    middle.set(title="Sparsity during training", xlabel="epochs trained", ylabel="%", ylim=(0, 103))
     middle.legend(frameon=False, loc="upper left")
 
     width = 0.8 / len(sparse)
@@ -149,7 +149,7 @@ def plot(results: list[Result], path: Path) -> None:
     kinds = {2: "linear", 4: "3×3"}
     labels = [f"{kinds[len(layer.shape)]}\n{layer.shape[1]}→{layer.shape[0]}" for layer in dense.account.layers]
     right.set_xticks([x + width for x in range(len(labels))], labels)
-    right.set(title="Weights that each layer keeps", xlabel="layer, inputs → outputs", ylabel="%")
+    right.set(title="Density of each layer", xlabel="layer, inputs → outputs", ylabel="%")
     right.legend(frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -158,18 +158,18 @@ def plot(results: list[Result], path: Path) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=25, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the batches; default: %(default)s")
-    parser.add_argument("--output", type=Path, default="demo", metavar="FOLDER", help="of the plot; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the batches; default: %(default)s")
+    parser.add_argument("--output", type=Path, default="demo", metavar="FOLDER", help="for the plot; default: %(default)s")
     options = parser.parse_args()
     if options.epochs < 2:
-        parser.error(f"--epochs is {options.epochs}; expected at least 2, as OptG cuts its first mask after one")
+        parser.error(f"--epochs is {options.epochs}; expected at least 2, because OptG first prunes after one epoch")
     return options
 
 
 def main() -> None:
     options = arguments()
     options.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # for a network this small more gain little, and lose much where cores are busy
+    torch.set_num_threads(1)  # this network is too small for more, and on busy cores they would slow it down
     console = Console()
     results = []
     columns = (
@@ -182,9 +182,9 @@ def main() -> None:
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         for method, sparsity in RUNS:
             results.append(train(method, sparsity, options.epochs, options.seed, progress))
-            if not console.is_terminal:  # a log has a line for each run instead of the bars
+            if not console.is_terminal:  # in a log, print a line per run instead of progress bars
                 console.print(f"{results[-1].name}: trained for {options.epochs} epochs, {results[-1].seconds:.1f} s")
-    console.print(table(results, f"Handwritten digits, {options.epochs} epochs, seed {options.seed}"))
+    console.print(make_table(results, f"Handwritten digits, {options.epochs} epochs, seed {options.seed}"))
     plot(results, options.output / "digits.png")
     console.print(f"Plot: {options.output / 'digits.png'}", soft_wrap=True)
 

@@ -3,7 +3,8 @@
     python examples/methods.py
     python examples/methods.py --methods optg,gmp,rigl --sparsity 0.95 --epochs 40
 
-All get the same network, data, epochs, optimizer and seed, and the settings of their papers but for those in SHORT.
+All methods get the same network, data, epochs, optimizer and seed. Their options are those of their papers, except for those
+in SHORT.
 """
 
 import argparse
@@ -25,9 +26,9 @@ from optg.data import digits
 from optg.methods import METHODS
 from optg.naming import nearest
 
-# A run here is a few hundred steps, and papers count their periods in thousands: these cut once an epoch. Lottery tickets
-# have few cycles, and STR's threshold starts near where it can move in that time. GSM's weights go by decay alone: DECAY has
-# one that gets there.
+# A run here has a few hundred steps, while the papers cut once every few thousand: here these methods cut once per epoch. IMP
+# gets fewer cycles, and STR's threshold starts closer to its final value. GSM removes weights by weight decay alone, so it
+# gets a larger one (DECAY).
 SHORT = {
     **{name: {"every": None} for name in ("gmp", "taylor", "set", "rigl", "granet")},
     "imp": {"fraction": 0.5},
@@ -41,7 +42,7 @@ class Result:
     accuracy: float
     sparsity: float
     seconds: float
-    collapsed: int  # layers that have lost every weight
+    collapsed: int  # layers without any weight left
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -62,11 +63,11 @@ def train(name: str, sparsity: float, epochs: int, seed: int) -> Result:
         sparsity=sparsity,
         epochs=epochs,
         steps_per_epoch=len(loader),
-        loss=loss,  # for those that look at data before training
+        loss=loss,  # for methods that prune before training
         batches=loader,
     )
-    # the learning rate starts anew with each cycle of training, for the one method that has several
-    cycle = getattr(sparsifier.method, "cycle", lambda clock: clock.total)(sparsifier.clock)
+    # the learning rate restarts with each training cycle; only IMP has several
+    cycle = getattr(sparsifier.method, "cycle", lambda clock: None)(sparsifier.clock) or sparsifier.clock.total
     scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=cycle)
     model.train()
     for _ in range(epochs):
@@ -82,7 +83,7 @@ def train(name: str, sparsity: float, epochs: int, seed: int) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--methods", default=",".join(METHODS), help="names, with commas between; default: all")
+    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated names; default: all")
     parser.add_argument("--sparsity", type=float, nargs="+", default=[0.9, 0.98], help="default: 0.9 0.98")
     parser.add_argument("--epochs", type=int, default=25, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -91,8 +92,8 @@ def main() -> None:
     for name in names:
         if name not in METHODS:
             parser.error(f"unknown method {name!r}; {nearest(name, METHODS)}")
-    torch.set_num_threads(1)  # for a network this small more gain little, and lose much where cores are busy
-    warnings.filterwarnings("ignore", "layer collapse")  # the table says so
+    torch.set_num_threads(1)  # this network is too small for more, and on busy cores they would slow it down
+    warnings.filterwarnings("ignore", "layer collapse")  # shown in the table
     console = Console()
     table = Table(title=f"Handwritten digits, {options.epochs} epochs, seed {options.seed}", title_justify="left")
     table.add_column("method")
@@ -103,7 +104,7 @@ def main() -> None:
         cells = []
         for sparsity in options.sparsity:
             result = train(name, 0.0 if name == "dense" else sparsity, options.epochs, options.seed)
-            note = f" ({result.collapsed} layers lost)" if result.collapsed else ""
+            note = f" ({result.collapsed} layers collapsed)" if result.collapsed else ""
             cells += [f"{result.accuracy:.2%}{note}", f"{result.sparsity:.2%}", f"{result.seconds:.1f}"]
         console.print(f"{name}: {', '.join(cells[::3])}", highlight=False)
         table.add_row(name, *cells)

@@ -1,10 +1,10 @@
-"""The datasets, by the name a user gives. This dict is the only registry: adding a dataset is one file and one line here.
+"""Datasets by name. `DATASETS` is the only registry: to add a dataset, write one file and add one line here.
 
-A dataset is a function of a `Request` that returns `Data`; one that fits into memory only has to read its tensors. Beside
-those of the registry, `load` takes
+A dataset is a function from a `Request` to `Data`. If it fits into memory, it only has to read its tensors (`InMemory`).
+Besides the names in the registry, `load` accepts
 
     synthetic:SHAPE:CLASSES:IMAGES  random images, such as synthetic:3x224x224:1000:1024
-    package.module:function         one's own, called with `folder=...`
+    package.module:function         your own function, called with `folder=...`
 """
 
 from collections.abc import Callable
@@ -42,15 +42,16 @@ def load(
     augment: bool = True,
     size: int | None = None,
 ) -> Data:
-    """The dataset of that name, in batches of `batch_size` over all ranks.
+    """Load a dataset by name.
 
     Args:
-        folder: where its files are; ./data if not given.
+        folder: of its files; default: ./data.
+        batch_size: over all ranks.
         seed: of the order and the augmentation.
-        rank, world: this process among those that share each batch.
-        workers: processes that decode images (imagenet); by default one for each core, at most 8.
-        augment: whether training sees random crops and flips, where the dataset has them.
-        size: height and width of the images (imagenet); 224 if not given.
+        rank, world: of this process, among those that share each batch.
+        workers: processes that decode images (imagenet); default: one per core, at most 8.
+        augment: whether to augment training images, if the dataset has an augmentation.
+        size: height and width of the images (imagenet); default: 224.
     """
     where, device = Path(folder or "data").expanduser(), torch.device(device)
     request = Request(

@@ -1,8 +1,8 @@
-"""What a training loop asks of a dataset, and who gets which image when.
+"""The interface of a dataset, and which rank gets which image when.
 
-An epoch is ⌊n / batch⌋ full batches of a fresh order. The order, and every random choice about an image, is a function of
-(seed, epoch, position in the epoch) alone. So a run on any number of ranks, or resumed in the middle of an epoch, sees the
-same images bit for bit, and torch's global random numbers are left alone.
+An epoch is ⌊n / batch⌋ full batches in a fresh order. The order and every random choice about an image depend only on
+(seed, epoch, position in the epoch). So a run on any number of ranks, or resumed in the middle of an epoch, sees the same
+images bit for bit, and torch's global random state is not touched.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ Batch = tuple[Tensor, Tensor]  # images [b, C, H, W], float32; labels [b], int64
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The arguments of `optg.data.load`, checked."""
+    """The checked arguments of `optg.data.load`."""
 
     name: str
     folder: Path
-    batch_size: int  # of all ranks together
+    batch_size: int  # over all ranks
     device: torch.device
     seed: int
     rank: int = 0
     world: int = 1
-    workers: int | None = None  # processes that decode images, where images are decoded
+    workers: int | None = None  # processes that decode images, if the dataset decodes any
     augment: bool = True
-    size: int | None = None  # height and width of the images, where they can be chosen
+    size: int | None = None  # height and width of the images, if the dataset lets one choose
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "world"):
@@ -41,32 +41,32 @@ class Request:
         if self.batch_size % self.world:
             raise ValueError(f"batch_size is {self.batch_size}; expected a multiple of world, which is {self.world}")
         if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers is {self.workers}; expected at least 0, or None for one a core, up to 8")
+            raise ValueError(f"workers is {self.workers}; expected at least 0, or None for one per core, up to 8")
         if self.size is not None and self.size < 1:
             raise ValueError(f"size is {self.size}; expected at least 1 pixel")
 
 
 class Data(ABC):
-    """Images to train on and to test with, a batch at a time, as one rank sees them."""
+    """Training and test images in batches, as one rank sees them."""
 
     def __init__(self, request: Request, classes: int, shape: tuple[int, int, int], sizes: tuple[int, int]) -> None:
         if sizes[0] < request.batch_size:
             raise ValueError(f"batch_size is {request.batch_size}; {request.name} has {sizes[0]} training images")
         self.request = request
         self.classes = classes
-        self.shape = shape  # of one image as the model sees it: channels, height, width
-        self.sizes = sizes  # how many images for training, and for testing
+        self.shape = shape  # channels, height and width of an image
+        self.sizes = sizes  # number of training and of test images
 
     @abstractmethod
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This rank's rows of an epoch's batches, from batch `start` on."""
+        """Yield this rank's part of each batch of an epoch, from batch `start` on."""
 
     @abstractmethod
     def test(self) -> Iterator[Batch]:
-        """This rank's rows of all test images, in order.
+        """Yield this rank's part of the test images, in order.
 
-        All ranks get equally many batches, so that none waits for another; where the last has fewer images than there are
-        ranks, some ranks' part of it is empty.
+        All ranks get the same number of batches, so that none waits for another. If the last batch has fewer images than
+        there are ranks, it is empty on some of them.
         """
 
     @property
@@ -75,12 +75,12 @@ class Data(ABC):
 
     @property
     def test_batch(self) -> int:
-        """How many test images all ranks look at together."""
+        """Number of test images in a batch over all ranks."""
         return self.request.batch_size
 
     @property
     def skipped(self) -> int:
-        """How many images could not be read so far."""
+        """Number of images that could not be read so far."""
         return 0
 
     def steps(self, start: int) -> range:
@@ -89,13 +89,13 @@ class Data(ABC):
         return range(start, self.steps_per_epoch)
 
     def train_rows(self, step: int) -> slice:
-        """The positions in an epoch's order that are this rank's at a step."""
+        """Return this rank's positions in the order of the epoch at a step."""
         share = self.request.batch_size // self.request.world
         first = step * self.request.batch_size + self.request.rank * share
         return slice(first, first + share)
 
     def test_rows(self) -> Iterator[slice]:
-        """The test images that are this rank's, of each batch."""
+        """Yield this rank's test images of each batch."""
         rank, world = self.request.rank, self.request.world
         for first in range(0, self.sizes[1], self.test_batch):
             count = min(self.test_batch, self.sizes[1] - first)
@@ -103,11 +103,11 @@ class Data(ABC):
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch."""
+    """Return the order of the images in an epoch."""
     return torch.randperm(count, generator=generator(seed, epoch, "order"))
 
 
 def generator(*key: int | str) -> torch.Generator:
-    """Random numbers that are a function of the key, the same on every rank and device."""
+    """Return a random generator that depends only on the key, and is the same on every rank and device."""
     digest = hashlib.sha256(" ".join(map(str, key)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]))

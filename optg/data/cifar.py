@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 50,000 and 10,000 colour images of 32×32, https://www.cs.toronto.edu/~kriz/cifar.html.
 
-Either official form will do, in the folder or one level below; each file is checked by its md5. The binary form is
-downloaded where neither is there. The python form is pickle, which could run code: none of it is run here.
+Both official forms are accepted, in the folder or one level below, and each file is checked by its md5. If neither is there,
+the binary form is downloaded. The python form is pickled; no code in it is run.
 """
 
 import fcntl
@@ -27,12 +27,12 @@ import torch
 from optg.data.base import Data, Request
 from optg.data.memory import InMemory, Split, Tensors
 
-PIXELS = 3 * 32 * 32  # red, green and blue, each row by row
+PIXELS = 3 * 32 * 32  # the red, green and blue planes, row by row
 
 
 @dataclass(frozen=True)
 class Form:
-    """One of the forms in which a CIFAR is given away: a folder with files, by the md5 that each should have."""
+    """A form in which a CIFAR is published: a folder, and the md5 of each file."""
 
     folder: str
     train: dict[str, str]
@@ -43,10 +43,10 @@ class Form:
 class Cifar:
     title: str
     classes: int
-    mean: tuple[float, ...]  # of the training images' channels, where a pixel is 0 to 1
+    mean: tuple[float, ...]  # of each channel of the training images, for pixels from 0 to 1
     std: tuple[float, ...]
-    label_bytes: int  # before an image's pixels in a binary file; the last of them is the class
-    label_key: bytes  # of the classes in a python file
+    label_bytes: int  # before the pixels of an image in a binary file; the last one is the class
+    label_key: bytes  # key of the classes in a python file
     binary: Form
     python: Form
     archive: str  # of the binary form
@@ -91,7 +91,7 @@ CIFARS = {
         classes=100,
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
-        label_bytes=2,  # one of 20 coarse classes goes before
+        label_bytes=2,  # the first is one of 20 coarse classes
         label_key=b"fine_labels",
         binary=Form(
             folder="cifar-100-binary",
@@ -111,14 +111,14 @@ CIFARS = {
 
 def serve(request: Request) -> Data:
     cifar = CIFARS[request.name]
-    form, place = find(cifar, request.folder) or fetched(cifar, request.folder)
-    train, test = (read(cifar, form, place, files) for files in (form.train, form.test))
+    form, place = find(cifar, request.folder) or download_once(cifar, request.folder)
+    train, test = (read_files(cifar, form, place, files) for files in (form.train, form.test))
     mean, std = ([255 * value for value in values] for values in (cifar.mean, cifar.std))
     return InMemory(request, Tensors(train, test, cifar.classes, mean, std, pad=4))
 
 
 def find(cifar: Cifar, folder: Path) -> tuple[Form, Path] | None:
-    """The first form that is complete, and where; None if there is not a file of any."""
+    """Return the first complete form and its folder, or None if there is no file of any form."""
     missing = []
     for form, place in candidates(cifar, folder):
         absent = [name for name in (*form.train, *form.test) if not (place / name).is_file()]
@@ -126,7 +126,9 @@ def find(cifar: Cifar, folder: Path) -> tuple[Form, Path] | None:
             return form, place
         missing.append(f"{place} lacks {', '.join(absent)}")
     if missing:
-        raise FileNotFoundError(f"{cifar.title} is incomplete: {'; '.join(missing)}. Put them there, or remove that folder")
+        raise FileNotFoundError(
+            f"{cifar.title} is incomplete: {'; '.join(missing)}. Put these files there, or remove that folder"
+        )
     return None
 
 
@@ -138,8 +140,8 @@ def candidates(cifar: Cifar, folder: Path) -> Iterator[tuple[Form, Path]]:
                 yield form, place / form.folder
 
 
-def read(cifar: Cifar, form: Form, place: Path, files: dict[str, str]) -> Split:
-    """The images and labels of these files, in their order."""
+def read_files(cifar: Cifar, form: Form, place: Path, files: dict[str, str]) -> Split:
+    """Return the images and labels of these files, in order."""
     splits = []
     for name, md5 in files.items():
         content = (place / name).read_bytes()
@@ -151,7 +153,7 @@ def read(cifar: Cifar, form: Form, place: Path, files: dict[str, str]) -> Split:
         parse = parse_binary if form is cifar.binary else parse_python
         try:
             splits.append(parse(cifar, content))
-        except Exception as error:  # a pickle can go wrong in many ways
+        except Exception as error:  # unpickling can raise anything
             raise ValueError(f"{place / name} is not a file of {cifar.title}: {error}") from error
     images, labels = zip(*splits)
     pixels = torch.from_numpy(np.concatenate(images)).reshape(-1, 3, 32, 32)
@@ -167,23 +169,23 @@ def parse_binary(cifar: Cifar, content: bytes) -> Arrays:
 
 
 def parse_python(cifar: Cifar, content: bytes) -> Arrays:
-    batch = Inert(io.BytesIO(content), encoding="bytes").load()
-    _, shape, _, by_columns, pixels = batch[b"data"].state  # what NumPy's arrays put into a pickle
+    batch = InertUnpickler(io.BytesIO(content), encoding="bytes").load()
+    _, shape, _, by_columns, pixels = batch[b"data"].state  # the pickled state of a NumPy array
     rows = np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if by_columns else "C")
     return rows.reshape(-1, PIXELS), np.array(batch[cifar.label_key], np.int64)
 
 
-class Inert(pickle.Unpickler):
-    """Reads plain values, and NumPy's arrays as what the file says of them. Nothing that the file names is called."""
+class InertUnpickler(pickle.Unpickler):
+    """Read plain values, and NumPy arrays as `PickledState`. Nothing that the file names is called."""
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which has no place in it and was not run")
-        return Inscription
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed and was not run")
+        return PickledState
 
 
-class Inscription:
-    """Stands in for an object: keeps what the file says of it."""
+class PickledState:
+    """Stand-in for an object that keeps its pickled state."""
 
     state: Any = None
 
@@ -194,28 +196,28 @@ class Inscription:
         self.state = state
 
 
-def fetched(cifar: Cifar, folder: Path) -> tuple[Form, Path]:
-    """The binary form, downloaded. Of several processes that want it one does so, and the others wait for it."""
+def download_once(cifar: Cifar, folder: Path) -> tuple[Form, Path]:
+    """Download the binary form. If several processes need it, one downloads and the others wait."""
     new, place, names = not folder.exists(), folder / cifar.binary.folder, [*cifar.binary.train, *cifar.binary.test]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder):
+        with locked(folder):
             return find(cifar, folder) or (cifar.binary, download(cifar, place, names))
     except (OSError, HTTPException, tarfile.TarError, ValueError) as error:
         if new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
         raise FileNotFoundError(
-            f"there is no {cifar.title} in {folder}, and it could not be downloaded ({error}). Put {', '.join(names)} into "
+            f"{cifar.title} is not in {folder} and could not be downloaded ({error}). Put {', '.join(names)} into "
             f"{place}, from {cifar.archive}, or the files of the python version into {folder / cifar.python.folder}"
         ) from error
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder against other processes. The lock is the kernel's and ends with the process, however it ends."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder against other processes. The kernel releases the lock when the process exits."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network disks cannot lock: then each downloads for itself, and the first one counts
+        with suppress(OSError):  # some network disks cannot lock: then each process downloads, and the first result is used
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -223,7 +225,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def download(cifar: Cifar, place: Path, names: list[str]) -> Path:
-    """Put the official binary files into their place: all of them, or none."""
+    """Download the official binary files into their folder: all of them, or none."""
     print(f"Downloading {cifar.archive} to {place.parent} ...", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=place.parent) as temporary:
         archive, extracted = Path(temporary, "archive"), Path(temporary, "extracted")
@@ -232,7 +234,7 @@ def download(cifar: Cifar, place: Path, names: list[str]) -> Path:
         try:
             os.rename(extracted, place)
         except OSError:
-            if not place.is_dir():  # where it is, another rank was faster
+            if not place.is_dir():  # otherwise another process was faster
                 raise
     return place
 
@@ -243,10 +245,10 @@ def fetch(url: str, path: Path) -> None:
 
 
 def extract(archive: Path, md5: str, members: list[str], destination: Path) -> None:
-    """These files of an archive, and no other, into a new folder, where each gets its bare name."""
+    """Extract only these files of an archive into a new folder, without their paths."""
     with archive.open("rb") as file:
         if (found := hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()) != md5:
-            raise ValueError(f"the md5 of what came is {found}, expected {md5}")
+            raise ValueError(f"the md5 of the download is {found}, expected {md5}")
     destination.mkdir()
     with tarfile.open(archive, "r:gz") as tar:
         for name in members:

@@ -1,7 +1,7 @@
-"""Handwritten digits, 8×8 pixels: real images small enough to come with the library. See digits.md for their origin.
+"""Handwritten digits of 8×8 pixels: real images, small enough to come with the library. digits.md names their source.
 
-The split is fixed: a permutation of the 1,797 images by NumPy's RandomState(0), whose stream never changes, of which the
-first 1,437 are for training and the last 360 for testing. Writers are in both parts.
+The split is fixed: NumPy's RandomState(0), whose stream never changes, permutes the 1,797 images. The first 1,437 are for
+training, the last 360 for testing. Images by the same writer are in both parts.
 """
 
 import gzip
@@ -17,17 +17,17 @@ from optg.data.memory import InMemory, Tensors
 TRAIN_SIZE = 1437
 MEAN, STD = 4.8863, 6.0138  # of the training images' pixels, which are 0 to 16
 
-Split = tuple[Tensor, Tensor]  # images [N, 1, 8, 8] of about zero mean and unit variance, float32; labels [N], int64
+Split = tuple[Tensor, Tensor]  # images [N, 1, 8, 8] with about zero mean and unit variance, float32; labels [N], int64
 
 
 def load() -> tuple[Split, Split]:
-    """The images and labels for training, and those for testing."""
+    """Return normalised images and labels for training, and for testing."""
     (train_images, train_labels), (test_images, test_labels) = read()
     return ((train_images - MEAN) / STD, train_labels), ((test_images - MEAN) / STD, test_labels)
 
 
 def read() -> tuple[Split, Split]:
-    """The same with the pixels as they are: uint8, 0 to 16."""
+    """Return the same splits with the original pixels: uint8, 0 to 16."""
     with files("optg.data").joinpath("digits.csv.gz").open("rb") as file, gzip.open(file, "rt") as lines:
         table = torch.from_numpy(np.loadtxt(lines, delimiter=",", dtype=np.uint8))
     table = table[np.random.RandomState(0).permutation(len(table))]
@@ -36,5 +36,4 @@ def read() -> tuple[Split, Split]:
 
 
 def serve(request: Request) -> Data:
-    """The digits for a training loop."""
     return InMemory(request, Tensors(*read(), classes=10, mean=[MEAN], std=[STD]))

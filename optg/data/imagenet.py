@@ -1,7 +1,7 @@
-"""ImageNet, or any images in folders train/CLASS and val/CLASS, decoded by worker processes as they are needed.
+"""ImageNet, or any images in folders train/CLASS and val/CLASS, decoded on the fly by worker processes.
 
-Training sees random resized crops and flips (Szegedy et al. 2015), testing the centre: resized to 256 and cut to 224. An
-image that cannot be read is named in a warning, and the next of the order takes its place.
+Training uses random resized crops and flips (Szegedy et al. 2015); testing uses the centre: resize to 256, crop to 224. An
+image that cannot be read is reported in a warning and replaced by the next one in the order.
 """
 
 import math
@@ -26,11 +26,11 @@ from optg.machine import cores
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
-CENTRE = 224 / 256  # of the short side is what a test sees
-TRIES = 100  # images in a row that may be unreadable; more, and it is the disk that fails
+CENTRE = 224 / 256  # share of the short side that test images keep
+TRIES = 100  # unreadable images in a row before the disk is assumed to fail
 
-Key = tuple[int | None, int, int]  # epoch, or None to test; position in its order; image
-Decoded = tuple[Tensor, Tensor, dict[str, str]]  # images, uint8; labels; the paths that could not be read, and why
+Key = tuple[int | None, int, int]  # epoch, or None for testing; position in the order; image
+Decoded = tuple[Tensor, Tensor, dict[str, str]]  # uint8 images; labels; unreadable paths with the reason
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -40,7 +40,7 @@ def serve(request: Request) -> Data:
 
 @dataclass
 class Files:
-    """The images of one split, in a form that is small and that forked workers share: two arrays, no object for each."""
+    """The images of one split as two arrays, which are small and shared by forked workers."""
 
     folder: str
     names: np.ndarray  # bytes, relative to the folder
@@ -54,23 +54,25 @@ class Files:
 
 
 def scan(folder: Path) -> tuple[list[str], Files, Files]:
-    """The classes, and the images for training and for testing."""
+    """Return the classes, and the images for training and for testing."""
     places = (folder, folder / "imagenet")
     root = next((place for place in places if (place / "train").is_dir() and (place / "val").is_dir()), None)
     if root is None:
-        raise FileNotFoundError(f"there is no train and val in {folder}; put train/CLASS/*.JPEG and val/CLASS/*.JPEG there")
+        raise FileNotFoundError(f"{folder} has no train and val folders; put train/CLASS/*.JPEG and val/CLASS/*.JPEG there")
     train, val = subfolders(root / "train"), subfolders(root / "val")
-    if odd := sorted(set(train) ^ set(val)):
-        lacking, having = ("val", "train") if odd[0] in train else ("train", "val")
-        more = f" (and {len(odd) - 1} more differ)" if len(odd) > 1 else ""
-        raise ValueError(f"{root / lacking} lacks the class {odd[0]} of {having}{more}; expected the same classes in both")
+    if unmatched := sorted(set(train) ^ set(val)):
+        lacking, having = ("val", "train") if unmatched[0] in train else ("train", "val")
+        more = f" (and {len(unmatched) - 1} more differ)" if len(unmatched) > 1 else ""
+        raise ValueError(
+            f"{root / lacking} lacks the class {unmatched[0]} of {having}{more}; expected the same classes in both"
+        )
     return train, gather(root / "train", train), gather(root / "val", val)
 
 
 def subfolders(folder: Path) -> list[str]:
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     if not names:
-        raise ValueError(f"{folder} has no folders; expected one for each class, with its images")
+        raise ValueError(f"{folder} has no folders; expected one per class, with its images")
     return names
 
 
@@ -97,7 +99,7 @@ class ImageNet(Data):
     def __init__(self, request: Request, classes: list[str], train: Files, val: Files, size: int) -> None:
         super().__init__(request, len(classes), (3, size, size), (len(train), len(val)))
         self.mean, self.std = (255 * torch.tensor(values, device=request.device)[:, None, None] for values in (MEAN, STD))
-        self.training, self.testing = Pool(train, size, request), Pool(val, size, request)
+        self.training, self.testing = DecoderPool(train, size, request), DecoderPool(val, size, request)
 
     @property
     def skipped(self) -> int:
@@ -115,44 +117,44 @@ class ImageNet(Data):
         parts = (range(rows.start, rows.stop) for rows in self.test_rows())
         return self.batches(self.testing, ([(None, image, image) for image in part] for part in parts))
 
-    def batches(self, pool: "Pool", keys: Iterable[list[Key]]) -> Iterator[Batch]:
+    def batches(self, pool: "DecoderPool", keys: Iterable[list[Key]]) -> Iterator[Batch]:
         device = self.request.device
         for images, labels in pool.decode(keys):
-            # Bytes travel, a quarter of the floats; from pinned memory, so that the host does not wait for them.
+            # Send bytes, a quarter of the size of floats, and from pinned memory, so that the host does not wait.
             yield normalise(images.to(device, non_blocking=True), self.mean, self.std), labels.to(device, non_blocking=True)
 
 
-class Pool:
-    """Processes that decode the images of one split, and stay from epoch to epoch. They start with the first batch."""
+class DecoderPool:
+    """Processes that decode the images of one split. They start with the first batch and live for all epochs."""
 
     def __init__(self, files: Files, size: int, request: Request) -> None:
         self.unreadable: set[str] = set()
-        self.schedule = Schedule()
+        self.sampler = PassSampler()
         workers = min(8, cores()) if request.workers is None else request.workers
         self.loader = DataLoader(
             Decoder(files, size, request.seed, request.augment),
-            batch_sampler=self.schedule,
-            collate_fn=as_it_is,
+            batch_sampler=self.sampler,
+            collate_fn=identity,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=request.device.type == "cuda",
-            generator=torch.Generator(),  # its own: otherwise each pass would draw from the global one
+            generator=torch.Generator(),  # without its own, each pass would draw from the global one
         )
 
     def decode(self, keys: Iterable[list[Key]]) -> Iterator[Batch]:
-        """Images, as bytes, and labels: a batch for each list of keys."""
-        self.schedule.keys = keys
+        """Yield images (uint8) and labels, one batch per list of keys."""
+        self.sampler.keys = keys
         for images, labels, unreadable in self.loader:
             for path in unreadable.keys() - self.unreadable:
                 self.unreadable.add(path)
                 warnings.warn(f"{path} cannot be read ({unreadable[path]}); the next image takes its place", stacklevel=2)
             yield images, labels
-            if self.schedule.keys is not keys:  # the workers have left this pass for the other
-                raise RuntimeError("another pass over these images began before this one ended; go through one at a time")
+            if self.sampler.keys is not keys:  # the workers now serve another pass
+                raise RuntimeError("another pass over these images began before this one ended; run one pass at a time")
 
 
-class Schedule:
-    """The batches of the pass that comes next. A loader cannot be given others, but these can change."""
+class PassSampler:
+    """The batches of the next pass. A DataLoader cannot change its sampler, but a sampler can change its batches."""
 
     keys: Iterable[list[Key]] = ()
 
@@ -160,12 +162,12 @@ class Schedule:
         return iter(self.keys)
 
 
-def as_it_is(batch: Any) -> Any:  # a lambda could not be sent to a worker
+def identity(batch: Any) -> Any:  # a lambda cannot be sent to a worker
     return batch
 
 
 class Decoder(Dataset):
-    """Makes batches of keys, in a worker process."""
+    """Turn lists of keys into batches, in a worker process."""
 
     def __init__(self, files: Files, size: int, seed: int, augment: bool) -> None:
         self.files, self.size, self.seed, self.augment = files, size, seed, augment
@@ -178,30 +180,32 @@ class Decoder(Dataset):
             for image in islice(self.candidates(key), TRIES):
                 path = self.files.path(image)
                 try:
-                    images[row], labels[row] = read(path, self.size, self.chance(key)), int(self.files.labels[image])
+                    images[row], labels[row] = read_image(path, self.size, self.random_of(key)), int(self.files.labels[image])
                     break
-                except Exception as error:  # Pillow's decoders raise all sorts
+                except Exception as error:  # Pillow's decoders can raise anything
                     unreadable[path] = f"{type(error).__name__}: {error}"
             else:
-                raise OSError(f"{path} cannot be read, nor the images before it ({unreadable[path]}); is the disk still there?")
+                raise OSError(f"{path} and the images before it cannot be read ({unreadable[path]}); is the disk still there?")
         return images, labels, unreadable
 
     def candidates(self, key: Key) -> Iterator[int]:
-        """The image that is meant, then those after it in the order."""
+        """Yield the image of the key, then its successors in the order."""
         epoch, position, image = key
         yield image
         count = len(self.files)
-        order = range(count) if epoch is None else shuffled(count, self.seed, epoch).tolist()  # only now: it is long
+        order = (
+            range(count) if epoch is None else shuffled(count, self.seed, epoch).tolist()
+        )  # computed only if needed, as it is long
         for step in range(1, count):
             yield order[(position + step) % count]
 
-    def chance(self, key: Key) -> random.Random | None:
+    def random_of(self, key: Key) -> random.Random | None:
         epoch, position, _ = key
         return random.Random(f"{self.seed} {epoch} {position}") if self.augment and epoch is not None else None
 
 
-def read(path: str, size: int, chance: random.Random | None) -> Tensor:
-    """An image as uint8 [3, size, size]: a random part of it, or its centre."""
+def read_image(path: str, size: int, chance: random.Random | None) -> Tensor:
+    """Return a random crop of an image, or its centre if `chance` is None, as uint8 [3, size, size]."""
     with Image.open(path) as image:
         box = random_box(*image.size, chance) if chance else centre_box(*image.size)
         pixels = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box))
@@ -211,13 +215,16 @@ def read(path: str, size: int, chance: random.Random | None) -> Tensor:
 
 
 def centre_box(width: int, height: int) -> Box:
-    """What resizing the short side to 256 and cutting out the middle 224×224 would leave; of other sizes in proportion."""
+    """Return the box that resizing the short side to 256 and cropping the central 224×224 keeps; other sizes in proportion."""
     side = CENTRE * min(width, height)
     return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
 
 
 def random_box(width: int, height: int, chance: random.Random) -> Box:
-    """8 to 100 % of the area, 3:4 to 4:3, anywhere; after ten that do not fit, the largest such box at the centre."""
+    """Return a random box of 8 to 100 % of the area and an aspect ratio of 3:4 to 4:3.
+
+    If ten tries do not fit, return the largest central box with an allowed aspect ratio.
+    """
     for _ in range(10):
         area, ratio = width * height * chance.uniform(0.08, 1), math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = math.sqrt(area * ratio), math.sqrt(area / ratio)

@@ -1,4 +1,4 @@
-"""A dataset that is kept whole in the device's memory, as the bytes it came in: a batch costs a gather, and no worker."""
+"""Datasets kept in the memory of the device, as the bytes they came in. A batch costs a gather and needs no worker."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optg.data.augment import crop_and_flip, normalise
+from optg.data.augment import choose_augmentation, normalise
 from optg.data.base import Batch, Data, Request, generator, shuffled
 
-TEST_BATCH = 1024  # no gradients are kept: more at once keep a GPU busy
+TEST_BATCH = 1024  # without gradients there is memory for more images, which keep a GPU busy
 Split = tuple[Tensor, Tensor]  # images [N, C, H, W], uint8 or float32; labels [N], int64
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """A dataset as its file has it."""
+    """A dataset as read from its files."""
 
     train: Split
     test: Split
     classes: int
-    mean: Sequence[float] = (0.0,)  # of each channel, in units of the pixels
+    mean: Sequence[float] = (0.0,)  # of each channel, in units of the pixels; one value holds for all channels
     std: Sequence[float] = (1.0,)
-    pad: int = 0  # augment with crops from images padded by so many pixels, and flips; 0: images stay as they are
+    pad: int = 0  # augment with flips and with crops from images padded by this many pixels; 0: no augmentation
 
 
 class InMemory(Data):
@@ -30,28 +30,28 @@ class InMemory(Data):
         (train_images, train_labels), (test_images, test_labels) = tensors.train, tensors.test
         channels, height, width = train_images.shape[1:]
         if request.size not in (None, height):
-            raise ValueError(f"size is {request.size}; {request.name} has images of {height}×{width}. Leave it out")
+            raise ValueError(f"size is {request.size}; {request.name} has images of {height}×{width}. Leave size out")
         super().__init__(request, tensors.classes, (channels, height, width), (len(train_images), len(test_images)))
         device = request.device
         self.images, self.labels = train_images.to(device), train_labels.to(device)
         self.test_images, self.test_labels = test_images.to(device), test_labels.to(device)
-        self.mean, self.std = (torch.tensor(values, device=device)[:, None, None] for values in (tensors.mean, tensors.std))
+        self.mean, self.std = (
+            torch.tensor(values, device=device).expand(channels).contiguous()[:, None, None]
+            for values in (tensors.mean, tensors.std)
+        )
         self.pad = tensors.pad if request.augment else 0
-        self.kernels = None
+        self.augmented = choose_augmentation(device)
 
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order, top, left, flip = self.draw(epoch)
         for step in self.steps(start):
             rows = self.train_rows(step)
             index = order[rows]
-            if not self.pad:
-                images = normalise(self.images[index], self.mean, self.std)
-            elif self.kernels:  # the same in one pass
-                placed = index, top[rows], left[rows], flip[rows]
-                images = self.kernels.crop_and_flip(self.images, *placed, self.pad, self.mean, self.std)
+            if self.pad:
+                crops = top[rows], left[rows], flip[rows]
+                images = self.augmented(self.images, index, *crops, self.pad, self.mean, self.std)
             else:
-                images = crop_and_flip(self.images, index, top[rows], left[rows], flip[rows], self.pad)
-                images = normalise(images, self.mean, self.std)
+                images = normalise(self.images[index], self.mean, self.std)
             yield images, self.labels[index]
 
     def test(self) -> Iterator[Batch]:
@@ -63,9 +63,10 @@ class InMemory(Data):
         return max(self.request.batch_size, TEST_BATCH)
 
     def draw(self, epoch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All that is random in an epoch, by position: the image, its crop's top and left, and whether it is mirrored.
+        """Return all random choices of an epoch, by position: image, top and left of its crop, and whether it is mirrored.
 
-        Drawn on the CPU and moved at once, so that a batch needs no random number, no sync, and is alike on every device.
+        They are drawn on the CPU and moved once. So a batch needs no random numbers and no synchronisation, and every device
+        sees the same images.
         """
         count, seed = self.sizes[0], self.request.seed
         crops = generator(seed, epoch, "crops")

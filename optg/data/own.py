@@ -1,8 +1,8 @@
-"""One's own dataset: `package.module:function`, called with `folder=...`, returns ((images, labels), (images, labels)).
+"""A user's own dataset: `package.module:function`, called with `folder=...`, returns ((images, labels), (images, labels)).
 
-The first pair is for training, the second for testing. Images are [N, C, H, W]: uint8, which are normalised by the mean and
-deviation of the training images' channels, or float, which stay as they are. Labels are [N], int64, from 0. There is no
-augmentation: what may be done to the images, only their owner knows.
+The first pair is for training, the second for testing. Images are [N, C, H, W]. uint8 images are normalised by mean and
+standard deviation of each channel of the training images; float images are used as they are. Labels are int64 [N], from 0.
+There is no augmentation, as the library cannot know which one keeps the labels right.
 """
 
 import inspect
@@ -21,15 +21,15 @@ def serve(request: Request) -> Data:
     try:
         found = import_module(module)
     except ImportError as error:
-        raise ValueError(f"cannot import {module!r} ({error}); one's own data is named as package.module:function") from error
+        raise ValueError(f"cannot import {module!r} ({error}); name your own dataset as package.module:function") from error
     if not callable(make := getattr(found, function, None)):
         public = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
         raise ValueError(f"the module {module!r} has no function {function!r}; {nearest(function, public)}")
     try:
-        inspect.signature(make).bind(folder=request.folder)  # not the call itself: a TypeError inside it is the user's to see
+        inspect.signature(make).bind(folder=request.folder)  # a TypeError raised inside the function is shown as it is
     except TypeError as error:
         raise ValueError(f"{request.name} cannot be called with folder={str(request.folder)!r}: {error}") from error
-    train, test = check(request.name, make(folder=request.folder))
+    train, test = check_splits(request.name, make(folder=request.folder))
     classes = int(train[1].max()) + 1
     if (highest := int(test[1].max())) >= classes:
         raise ValueError(f"{request.name}: a test label is {highest}; the training labels end at {classes - 1}")
@@ -38,34 +38,39 @@ def serve(request: Request) -> Data:
     return InMemory(request, Tensors(train, test, classes))
 
 
-def check(name: str, returned: object) -> tuple[Split, Split]:
+def check_splits(name: str, returned: object) -> tuple[Split, Split]:
     match returned:
         case ((Tensor() as train_images, Tensor() as train_labels), (Tensor() as test_images, Tensor() as test_labels)):
             train, test = (train_images, train_labels), (test_images, test_labels)
         case _:
-            raise ValueError(f"{name} returned {describe(returned)}; expected ((images, labels), (images, labels)) of tensors")
+            raise ValueError(
+                f"{name} returned {describe_value(returned)}; expected ((images, labels), (images, labels)) of tensors"
+            )
     for part, (images, labels) in (("training", train), ("test", test)):
         if images.ndim != 4 or not len(images) or not (images.dtype == torch.uint8 or images.is_floating_point()):
-            raise ValueError(f"{name}: the {part} images are {describe(images)}; expected uint8 or float [N, C, H, W]")
+            raise ValueError(f"{name}: the {part} images are {describe_value(images)}; expected uint8 or float [N, C, H, W]")
         if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise ValueError(f"{name}: the {part} labels are {describe(labels)}; expected int64 [{len(images)}], as the images")
+            raise ValueError(
+                f"{name}: the {part} labels are {describe_value(labels)}; expected int64 [{len(images)}], one per image"
+            )
         if labels.min() < 0:
             raise ValueError(f"{name}: a {part} label is {int(labels.min())}; expected 0 or more")
     if train[0].shape[1:] != test[0].shape[1:] or train[0].dtype != test[0].dtype:
-        raise ValueError(f"{name}: training images are {describe(train[0])}, test images {describe(test[0])}; make them alike")
+        kinds = f"training images are {describe_value(train[0])}, test images {describe_value(test[0])}"
+        raise ValueError(f"{name}: {kinds}; make shape and type the same")
     return train, test
 
 
-def describe(value: object) -> str:
+def describe_value(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}".removeprefix("torch.")
     return f"a {type(value).__name__}"
 
 
 def statistics(images: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of uint8 images: exact, from a histogram, without a copy of all as floats."""
+    """Return mean and standard deviation of each channel of uint8 images: exact, from histograms, without a copy as floats."""
     counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in images.unbind(1)]).double()
     shares, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64, device=images.device)
     mean = shares @ values
     std = (shares @ values.square() - mean.square()).clamp(min=0).sqrt()
-    return mean.tolist(), torch.where(std > 0, std, 1.0).tolist()  # a channel of one value has nothing to divide by
+    return mean.tolist(), torch.where(std > 0, std, 1.0).tolist()  # a constant channel is not divided

@@ -1,7 +1,7 @@
-"""Random images with random labels, made on the device: for benchmarks, and where there is no data.
+"""Random images with random labels, made on the device: for benchmarks and trials without data.
 
-`synthetic` is 2,048 images of 3×32×32 in 10 classes; `synthetic:3x224x224:1000:1024` says shape, classes and images for
-training. A quarter as many are for testing.
+`synthetic` has 2,048 training images of 3×32×32 in 10 classes; `synthetic:3x224x224:1000:1024` gives shape, classes and
+number of training images. There are a quarter as many test images.
 """
 
 import re
@@ -12,7 +12,7 @@ from optg.data.base import Data, Request
 from optg.data.memory import InMemory, Split, Tensors
 
 DEFAULT = "synthetic:3x32x32:10:2048"
-MEAN, STD = 127.5, 73.9  # of numbers that are equally often 0 to 255
+MEAN, STD = 127.5, 73.9  # of uniformly distributed bytes
 
 
 def serve(request: Request) -> Data:

@@ -1,9 +1,9 @@
-"""The models, by the name a user gives. This dict is the only registry: adding a model is one function and one line here.
+"""Models by name. `MODELS` is the only registry: to add a model, write one function and add one line here.
 
-A model is a function of the number of classes that returns a plain `nn.Module`. Beside those of the registry, `build` takes
+A model is a function from the number of classes to a plain `nn.Module`. Besides the names in the registry, `build` accepts
 
-    torchvision:NAME, timm:NAME     a model of these packages, where they are installed
-    package.module:function         one's own, called with `classes=...`
+    torchvision:NAME, timm:NAME     a model of one of these packages, if it is installed
+    package.module:function         your own function, called with `classes=...`
 """
 
 import difflib
@@ -46,25 +46,25 @@ __all__ = ["ELSEWHERE", "MODELS", "build", "explain_shape_errors", "small_images
 
 @contextmanager
 def explain_shape_errors(name: str, shape: Sequence[int], advice: str) -> Iterator[None]:
-    """Turn an error that a model raises for images of this shape into one that names both, and ends with advice."""
+    """Turn errors of a forward pass into one that says that the model does not accept this image shape, with advice."""
     try:
         yield
     except OutOfMemoryError:
         raise  # unrelated to the shape
     except (RuntimeError, ValueError) as error:
         if name not in MODELS and not name.startswith(("torchvision:", "timm:")):
-            raise  # a user's own model: its traceback shows where it failed
+            raise  # in a model of their own, users need to see where it fails
         size, reason = "×".join(map(str, shape)), next(iter(str(error).splitlines()), "")
         raise ValueError(f"{name} does not take images of {size}; {advice} ({reason})") from error
 
 
 def small_images(name: str) -> tuple[int, int, int]:
-    """The shape of images that a model is looked at with, where it is not ImageNet's."""
+    """Return the image shape of a model for small images: channels, height, width."""
     return (1, 8, 8) if name == "digits" else (3, 32, 32)
 
 
 def build(name: str, classes: int) -> nn.Module:
-    """The model of that name, with random weights, for so many classes."""
+    """Build a model by name, with random weights."""
     if classes < 1:
         raise ValueError(f"classes is {classes}; expected at least 1")
     if name in MODELS:
@@ -80,28 +80,28 @@ def build(name: str, classes: int) -> nn.Module:
 
 
 def from_torchvision(name: str, classes: int) -> nn.Module:
-    models = load("torchvision.models", "install it with: pip install torchvision, in the version for your torch")
-    # Only classifiers are listed so. The builders of detectors would download weights for their backbone.
+    models = import_or_advise("torchvision.models", "install the version for your torch with: pip install torchvision")
+    # Lists classifiers only. The builders of detectors would download weights for their backbone.
     if name not in (known := models.list_models(module=models)):
-        raise ValueError(f"torchvision has no classifier {name!r}{closest(name, known)}")
+        raise ValueError(f"torchvision has no classifier {name!r}{suggest(name, known)}")
     return models.get_model(name, num_classes=classes)
 
 
 def from_timm(name: str, classes: int) -> nn.Module:
-    timm = load("timm", "install it with: pip install timm")
+    timm = import_or_advise("timm", "install it with: pip install timm")
     if name not in (known := timm.list_models()):
-        raise ValueError(f"timm has no model {name!r}{closest(name, known)}")
+        raise ValueError(f"timm has no model {name!r}{suggest(name, known)}")
     return timm.create_model(name, num_classes=classes)
 
 
 def from_function(module: str, function: str, classes: int) -> nn.Module:
-    """A user's own model."""
-    found = load(module, "a model of your own is named as package.module:function")
+    """Build a user's own model."""
+    found = import_or_advise(module, "name your own model as package.module:function")
     if not hasattr(found, function):
-        raise ValueError(f"the module {module!r} has no function {function!r}{closest(function, vars(found))}")
+        raise ValueError(f"the module {module!r} has no function {function!r}{suggest(function, vars(found))}")
     make = getattr(found, function)
     try:
-        inspect.signature(make).bind(classes=classes)  # not the call itself: a TypeError inside it is the user's to see
+        inspect.signature(make).bind(classes=classes)  # a TypeError raised inside the function is shown as it is
     except TypeError as error:
         raise ValueError(f"{module}:{function} cannot be called with classes={classes}: {error}") from error
     model = make(classes=classes)
@@ -110,14 +110,14 @@ def from_function(module: str, function: str, classes: int) -> nn.Module:
     return model
 
 
-def load(module: str, advice: str) -> ModuleType:
+def import_or_advise(module: str, advice: str) -> ModuleType:
     try:
         return import_module(module)
-    except Exception as error:  # not only ImportError: a torchvision made for another torch fails in ways of its own
+    except Exception as error:  # a torchvision built for another torch can raise anything
         raise ValueError(f"cannot import {module!r} ({error}); {advice}") from error
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """A hint like `nearest`, where there are too many known names to show them all."""
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the closest known names as a hint, where there are too many to list as `nearest` does."""
     close = difflib.get_close_matches(name, known)
     return f"; nearest: {', '.join(close)}" if close else ""

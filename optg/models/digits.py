@@ -1,4 +1,4 @@
-"""A network for the digits that come with the library: 8×8 pixels, one channel."""
+"""A network for the bundled digits: one channel, 8×8 pixels."""
 
 from torch import nn
 

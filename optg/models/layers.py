@@ -1,4 +1,4 @@
-"""What the convolutional networks share."""
+"""Building blocks of the convolutional networks."""
 
 from collections import OrderedDict
 from typing import Literal
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution without a bias, as the norm that follows would take it away."""
+    """Return a convolution without bias, which the norm after it would cancel."""
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
 
 
@@ -16,7 +16,7 @@ def conv_norm_relu(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, 
 
 
 def classifier(features: list[nn.Module], width: int, classes: int) -> nn.Sequential:
-    """Features of any height and width, averaged over the image, then one linear layer."""
+    """Return features, an average over the image, and one linear layer. Images may have any size."""
     parts = OrderedDict[str, nn.Module]()
     parts["features"] = nn.Sequential(*features)
     parts["pool"] = nn.AdaptiveAvgPool2d(1)
@@ -26,7 +26,7 @@ def classifier(features: list[nn.Module], width: int, classes: int) -> nn.Sequen
 
 
 def kaiming(model: nn.Sequential, mode: Literal["fan_in", "fan_out"]) -> nn.Sequential:
-    """Draw the weights of all convolutions from He et al.'s normal distribution. The rest keeps torch's start."""
+    """Initialise all convolutions with He et al.'s normal distribution. Other layers keep torch's initialisation."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")

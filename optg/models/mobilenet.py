@@ -1,6 +1,6 @@
 """MobileNet-V1: Efficient Convolutional Neural Networks for Mobile Vision Applications. Howard et al., 2017 (arXiv:1704.04861).
 
-A convolution is split in two: a depthwise 3×3 that filters each channel, and a 1×1 that mixes them.
+Each convolution is split into a depthwise 3×3, which filters each channel, and a 1×1, which mixes channels.
 """
 
 from torch import nn
@@ -16,5 +16,5 @@ def mobilenet_v1(classes: int = 1000) -> nn.Sequential:
     for width, stride in BLOCKS:
         layers += conv_norm_relu(inputs, inputs, stride=stride, groups=inputs) + conv_norm_relu(inputs, width, kernel=1)
         inputs = width
-    # fan_in: torch's fan_out of a depthwise convolution counts all channels, though each weight reaches only one.
+    # fan_in, because torch's fan_out of a depthwise convolution counts all channels, though each weight feeds only one.
     return kaiming(classifier(layers, inputs, classes), "fan_in")

@@ -1,7 +1,7 @@
 """ResNet: Deep Residual Learning for Image Recognition. He et al., 2016 (arXiv:1512.03385).
 
-Layers have torchvision's names, so that a checkpoint of its `resnet50` fits ours. The residual branches' last norms start
-at 1, not at 0 as in some later recipes: their weights get a gradient, and so a score, from the first step on.
+Layers have torchvision's names, so that checkpoints of its `resnet50` can be loaded. The last norm of each residual branch
+starts at 1, not at 0 as in some later recipes, so that all weights get a gradient, and a score, from the first step.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from optg.models.layers import conv, conv_norm_relu, kaiming
 
 
-class Basic(nn.Module):
+class BasicBlock(nn.Module):
     """Two 3×3 convolutions and a shortcut without parameters (the paper's option A)."""
 
     expansion = 1  # outputs / width
@@ -26,15 +26,15 @@ class Basic(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        if self.new_channels:  # every second pixel, and zeros for the channels that x does not have
+        if self.new_channels:  # take every second pixel, and zeros for the new channels
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
         return F.relu(y + x)
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions and a shortcut that is projected where shapes change (option B).
+    """1×1, 3×3 and 1×1 convolutions and a shortcut, which is a projection where the shape changes (option B).
 
-    The stride is in the 3×3 convolution ("v1.5", as in torchvision), not in the first 1×1 as in the paper.
+    The 3×3 convolution has the stride ("v1.5", as in torchvision), not the first 1×1 as in the paper.
     """
 
     expansion = 4
@@ -57,9 +57,9 @@ class Bottleneck(nn.Module):
 
 
 def resnet(
-    block: type[Basic] | type[Bottleneck], depths: tuple[int, ...], width: int, classes: int, small_images: bool
+    block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], width: int, classes: int, small_images: bool
 ) -> nn.Sequential:
-    """A stem, stages of blocks each twice as wide and half as large as the one before, and a classifier."""
+    """Return a stem, stages of blocks, and a classifier. Each stage doubles the width and halves height and width of images."""
     parts = OrderedDict[str, nn.Module]()
     if small_images:
         parts["conv1"], parts["bn1"], parts["relu"] = conv_norm_relu(3, width)
@@ -80,16 +80,16 @@ def resnet(
 
 
 def resnet_cifar(depth: int, classes: int = 10) -> nn.Sequential:
-    """The paper's ResNets for 32×32 images (Section 4.2), of 6n + 2 layers: 20, 32, 44, 56, 110."""
+    """Return one of the paper's ResNets for 32×32 images (Section 4.2), with 6n + 2 layers: 20, 32, 44, 56, 110."""
     if depth < 8 or depth % 6 != 2:
         raise ValueError(f"depth is {depth}; expected 6n + 2, such as 20 or 56")
-    return resnet(Basic, (depth // 6,) * 3, 16, classes, small_images=True)
+    return resnet(BasicBlock, (depth // 6,) * 3, 16, classes, small_images=True)
 
 
 def resnet50(classes: int = 1000, *, small_images: bool = False) -> nn.Sequential:
     """ResNet-50 for 224×224 images: 25.6M parameters, 4.09G FLOPs.
 
     Args:
-        small_images: for 32×32 ones, begin with a 3×3 convolution of stride 1 and no pooling: 23.5M parameters, 1.3G FLOPs.
+        small_images: start with a 3×3 convolution of stride 1 and no pooling, for 32×32 images: 23.5M parameters, 1.3G FLOPs.
     """
     return resnet(Bottleneck, (3, 4, 6, 3), 64, classes, small_images)

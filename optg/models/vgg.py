@@ -1,20 +1,20 @@
 """VGG: Very Deep Convolutional Networks for Large-Scale Image Recognition. Simonyan & Zisserman, 2015 (arXiv:1409.1556).
 
-The form that papers on sparsity train on CIFAR: batch norm after each convolution, and one linear layer as the classifier.
+This is the variant that papers on sparsity train on CIFAR: batch norm after each convolution, and one linear classifier.
 """
 
 from torch import nn
 
 from optg.models.layers import classifier, conv_norm_relu, kaiming
 
-STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # width, convolutions; max pooling between two stages
+STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # width, convolutions; max pooling between stages
 
 
 def vgg19(classes: int = 10, *, fifth_maxpool: bool = False) -> nn.Sequential:
     """VGG-19 for 32×32 images: 20.04M parameters, 398M FLOPs.
 
     Args:
-        fifth_maxpool: pool the last 2×2 pixels by their maximum, as OptG's authors do, instead of their average.
+        fifth_maxpool: take the maximum of the last 2×2 pixels, as OptG's authors do, instead of their average.
     """
     layers: list[nn.Module] = []
     inputs = 3

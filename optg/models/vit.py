@@ -1,6 +1,6 @@
 """ViT: An Image is Worth 16×16 Words. Dosovitskiy et al., 2021 (arXiv:2010.11929); sizes Ti and S of DeiT (arXiv:2012.12877).
 
-The image is cut into patches, each a token; pre-norm encoder layers follow, and the class token is classified.
+The image is cut into patches, each a token. Pre-norm encoder layers follow, and a linear layer classifies the class token.
 """
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 class ViT(nn.Module):
     def __init__(self, image: int, patch: int, width: int, heads: int, classes: int, depth: int = 12) -> None:
         super().__init__()
-        self.image = image  # its height and width
+        self.image = image  # height and width
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.empty(1, 1, width))
         self.positions = nn.Parameter(torch.empty(1, 1 + (image // patch) ** 2, width))
         options = {"dropout": 0.0, "activation": "gelu", "layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
-        # Not nn.TransformerEncoder, which copies one layer: all would start with the same weights.
+        # nn.TransformerEncoder would copy one layer, so that all layers start with the same weights.
         self.blocks = nn.Sequential(
             *(nn.TransformerEncoderLayer(width, heads, 4 * width, **options) for _ in range(depth))  # type: ignore[arg-type]
         )
@@ -24,7 +24,7 @@ class ViT(nn.Module):
         self.initialize()
 
     def initialize(self) -> None:
-        """As DeiT's code does: weights of a narrow normal distribution, biases 0. The patches keep torch's start."""
+        """Initialise as DeiT does: narrow normal weights, zero biases. The patch embedding keeps torch's initialisation."""
         nn.init.trunc_normal_(self.class_token, std=0.02)
         nn.init.trunc_normal_(self.positions, std=0.02)
         for name, p in [*self.blocks.named_parameters(), *self.head.named_parameters()]:

@@ -1,36 +1,37 @@
-"""A page that shows runs to others: tables, figures and commands in one HTML file, and the figures as files beside it.
+"""`optg report`: tables, figures and commands of runs on one HTML page, with the figures in files beside it.
 
-Everything on it is read from what the runs recorded. The same runs make the same bytes.
+Everything is read from the files of the runs. The same runs give the same bytes.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from optg.report.figures import make_group
-from optg.report.markup import slug
-from optg.report.page import Sections, page
-from optg.report.plot import MADE, alone
-from optg.report.runs import group, read_all
-
 
 def write(runs: Iterable[Path], output: Path, title: str) -> Path:
-    """Write index.html and figures/ into a folder. Returns the page's path."""
-    sections = [Sections(make_group(*where, members)) for where, members in group(read_all(runs)).items()]
+    """Write index.html and figures/ into a folder, and return the path of the page."""
+    # Imported here because matplotlib is slow to import, and parts of this package are used without it.
+    from optg.report.figures import make_run_group
+    from optg.report.markup import slug
+    from optg.report.page import GroupPlots, render_page
+    from optg.report.plot import FILE_HEADER, file_svg
+    from optg.report.runs import group_runs, read_runs
+
+    groups = [GroupPlots(make_run_group(*task, members)) for task, members in group_runs(read_runs(runs)).items()]
     files, taken = dict[str, str](), dict[str, int]()
-    for section in sections:
-        name = slug(section.group.name)
+    for plots in groups:
+        name = slug(plots.group.name)
         taken[name] = taken.get(name, 0) + 1
         prefix = name if taken[name] == 1 else f"{name}-{taken[name]}"
-        files |= {f"{prefix}-{figure.name}.svg": alone(figure) for figure in section.all()}
-    made = page(sections, title)
+        files |= {f"{prefix}-{plot.name}.svg": file_svg(plot) for plot in plots.all()}
+    page = render_page(groups, title)
     if output.is_file():
         raise ValueError(f"{output} is a file; give a folder for the page and its figures with --output")
     folder = output / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.svg"):
-        if old.name not in files and old.read_text(errors="replace").startswith(MADE):
-            old.unlink()  # of a report that this one replaces
+        if old.name not in files and old.read_text(errors="replace").startswith(FILE_HEADER):
+            old.unlink()  # from an earlier report
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
-    (output / "index.html").write_text(made, encoding="utf-8")
+    (output / "index.html").write_text(page, encoding="utf-8")
     return output / "index.html"

@@ -1,4 +1,4 @@
-"""What was typed for each run, and what it ran on."""
+"""The command, versions and hardware of each run."""
 
 import shlex
 from dataclasses import asdict
@@ -6,66 +6,66 @@ from functools import cache
 from typing import Any
 
 from optg.methods import METHODS
-from optg.report.figures import Group
-from optg.report.markup import counted, missing, text
-from optg.report.plot import MANY
-from optg.report.runs import Run, as_json
+from optg.report.figures import RunGroup
+from optg.report.markup import escape, missing_note, plural
+from optg.report.plot import MAX_NAMED
+from optg.report.runs import RunRecord, as_json
 from optg.training import recipe
 from optg.training.recipe import EXECUTION_SETTINGS, build_method, flag
 
 
-def commands(groups: list[Group]) -> str:
+def commands_section(groups: list[RunGroup]) -> str:
     parts = ['<section id="commands">', "<h2>Commands and versions</h2>"]
     for group in groups:
-        made = "\n".join(command(run) for run in group.runs)
-        if len(group.runs) > MANY:
-            made = f"<details><summary>{counted(len(group.runs), 'command')}</summary>{made}</details>"
-        parts.append(f"<h3>{text(group.name)}</h3>\n{environments(group.runs)}\n{made}")
+        listed = "\n".join(command_block(run) for run in group.runs)
+        if len(group.runs) > MAX_NAMED:
+            listed = f"<details><summary>{plural(len(group.runs), 'command')}</summary>{listed}</details>"
+        parts.append(f"<h3>{escape(group.name)}</h3>\n{environments(group.runs)}\n{listed}")
     return "\n".join([*parts, "</section>"])
 
 
-def environments(runs: list[Run]) -> str:
-    """Versions and hardware, once for all the runs that share them."""
+def environments(runs: list[RunRecord]) -> str:
+    """Return versions and hardware, once for all runs that share them."""
     shared: dict[str, list[str]] = {}
     for run in runs:
         if facts := environment(run):
             shared.setdefault(facts, []).append(run.label)
     named = [(facts, f"{', '.join(labels)}: " if len(shared) > 1 else "") for facts, labels in shared.items()]
-    return "\n".join(f'<p class="note">{text(labels)}{text(facts)}</p>' for facts, labels in named)
+    return "\n".join(f'<p class="note">{escape(labels)}{escape(facts)}</p>' for facts, labels in named)
 
 
-def environment(run: Run) -> str:
+def environment(run: RunRecord) -> str:
     versions, hardware, revision = (run.summary.get(key) for key in ("versions", "hardware", "revision"))
     facts = [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
     facts += [f"revision {str(revision)[:12]}"] if revision else []
     return " · ".join([*facts, *([str(hardware)] if hardware else [])])
 
 
-def command(run: Run) -> str:
+def command_block(run: RunRecord) -> str:
     typed = run.summary.get("command")
-    line = f"<pre>{text(typed)}</pre>" if typed else missing("The command is recorded when a run ends.")
-    if typed and (lacking := since(run)):
-        line += missing(f"Defaults have changed since: to train the same today, add {text(shlex.join(lacking))}.")
-    name = f' <span class="quiet">{text(run.name)}</span>' if run.name not in run.label else ""
-    return f'<div class="command"><h4>{text(run.label)}{name}</h4>{line}</div>'
+    line = f"<pre>{escape(typed)}</pre>" if typed else missing_note("The command is recorded when a run finishes.")
+    if typed and (flags := changed_defaults(run)):
+        line += missing_note(f"Defaults have changed since this run. To repeat it today, add {escape(shlex.join(flags))}.")
+    name = f' <span class="quiet">{escape(run.name)}</span>' if run.name not in run.label else ""
+    return f'<div class="command"><h4>{escape(run.label)}{name}</h4>{line}</div>'
 
 
-def since(run: Run) -> list[str]:
-    """What its command lacks today: recipes and defaults of methods may have changed."""
+def changed_defaults(run: RunRecord) -> list[str]:
+    """Return the flags that the command needs today because defaults of the recipe or the method have changed."""
     typed = {word.partition("=")[0].replace("_", "-") for word in str(run.summary.get("command")).split()}
-    settings, options = today(str(run.summary.get("recipe")), run.method)
-    lacking = []
+    settings, options = current_defaults(str(run.summary.get("recipe")), run.method)
+    flags: list[str] = []
     for prefix, then, now in (("", run.settings, settings), ("method.", run.options, options)):
         for key, value in then.items():
             words = {flag(prefix, key, given)[0] for given in (True, False)}
             if key in now and value != now[key] and typed.isdisjoint(words):
-                lacking += flag(prefix, key, value)
-    return lacking
+                flags += flag(prefix, key, value)
+    return flags
 
 
 @cache
-def today(name: str, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a recipe says now, and the options of a method in it: what makes a run what it is, but for its seed."""
+def current_defaults(name: str, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a recipe and a method's options say today, without seeds and execution settings."""
     if name not in recipe.names() or method not in METHODS:
         return {}, {}
     plan = recipe.load(name)
@@ -73,5 +73,5 @@ def today(name: str, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
     settings, options = as_json(asdict(plan.recipe)), as_json(asdict(build_method(plan)))
     if METHODS[method].when == "never":
         settings["sparsity"] = 0.0
-    apart = ("seed", *EXECUTION_SETTINGS)
-    return {k: v for k, v in settings.items() if k not in apart}, {k: v for k, v in options.items() if k not in apart}
+    ignored = ("seed", *EXECUTION_SETTINGS)
+    return {k: v for k, v in settings.items() if k not in ignored}, {k: v for k, v in options.items() if k not in ignored}

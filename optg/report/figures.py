@@ -1,24 +1,24 @@
-"""Which figures a group of runs has. Each function returns a figure, or None where no run recorded what it shows."""
+"""The plots of a group of runs. Each function returns a plot, or None if no run recorded the values."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from optg.report.axes import Axis, linear, logarithmic
-from optg.report.layers import densities
-from optg.report.markup import brief, percent
-from optg.report.palette import DASHES, Look, looks
-from optg.report.paper import PaperTable, table_of
-from optg.report.plot import MANY, Entry, Figure, Series
-from optg.report.runs import Run
+from optg.report.layers import layer_densities
+from optg.report.markup import axis_number, percent
+from optg.report.palette import DASHES, Look, choose_looks
+from optg.report.paper import PaperTable, find_table
+from optg.report.plot import MAX_NAMED, LegendEntry, Plot, Series
+from optg.report.runs import RunRecord
+from optg.report.scales import TINY, Scale, layer_numbers, linear, logarithmic
 
 
 @dataclass
-class Group:
-    """Runs of one model on one dataset, with all that their figures share."""
+class RunGroup:
+    """Runs of one model on one dataset, with all that their plots share."""
 
     model: str
     data: str
-    runs: list[Run]
+    runs: list[RunRecord]
     paper: PaperTable | None
     methods: dict[str, Look]
     looks: list[Look]  # of each run
@@ -28,133 +28,127 @@ class Group:
     def name(self) -> str:
         return f"{self.model} on {self.data}"
 
-    def others(self, runs: Iterable[int]) -> list[str]:
-        shown = set(runs)
-        return [run.label for i, run in enumerate(self.runs) if i not in shown]
+    def labels_except(self, shown: Iterable[int]) -> list[str]:
+        """Return the labels of the runs that a plot does not show."""
+        hidden = set(range(len(self.runs))) - set(shown)
+        return [self.runs[i].label for i in sorted(hidden)]
 
-    def legend(self, runs: Iterable[int]) -> list[Entry]:
-        """Of lines: the runs by their labels, or where there are many, their methods."""
-        if len(self.runs) <= MANY:
-            return [(self.runs[i].label, self.looks[i], True, False) for i in runs]
-        shown = {self.runs[i].method for i in runs}
-        return [(name, look, True, False) for name, look in self.methods.items() if name in shown]
+    def line_legend(self, shown: Iterable[int]) -> list[LegendEntry]:
+        """Return an entry per run, or per method if there are many runs."""
+        if len(self.runs) <= MAX_NAMED:
+            return [LegendEntry(self.runs[i].label, self.looks[i], True, False) for i in shown]
+        methods = {self.runs[i].method for i in shown}
+        return [LegendEntry(name, look, True, False) for name, look in self.methods.items() if name in methods]
 
 
-def make_group(model: str, data: str, runs: list[Run]) -> Group:
-    paper = table_of(model, data)
-    chosen = looks([run.method for run in runs], [point.method for point in (paper.points if paper else ())])
+def make_run_group(model: str, data: str, runs: list[RunRecord]) -> RunGroup:
+    """Choose the looks and read the layers. Up to 12 runs get dashes that tell runs of one method apart."""
+    paper = find_table(model, data)
+    methods = choose_looks([run.method for run in runs], [point.method for point in (paper.points if paper else ())])
     earlier: dict[str, int] = {}
-    apart = []
+    looks = []
     for run in runs:
         variant = earlier.setdefault(run.method, 0)
         earlier[run.method] += 1
-        look = chosen[run.method]
-        apart.append(replace(look, dash=DASHES[variant % len(DASHES)]) if len(runs) <= MANY and variant else look)
-    return Group(model, data, runs, paper, chosen, apart, [densities(run) for run in runs])
+        look = methods[run.method]
+        looks.append(replace(look, dash=DASHES[variant % len(DASHES)]) if len(runs) <= MAX_NAMED and variant else look)
+    return RunGroup(model, data, runs, paper, methods, looks, [layer_densities(run) for run in runs])
 
 
-def curves(
-    group: Group, name: str, title: str, key: str, make: Callable[[list[list[float]]], Axis], scale: float = 1.0
-) -> Figure | None:
-    """A column of the metrics over the epochs, one line for each run that recorded it."""
-    found = {i: [(x, scale * y) for x, y in run.curve(key)] for i, run in enumerate(group.runs)}
+def plot_curves(
+    group: RunGroup, name: str, title: str, key: str, make_scale: Callable[[list[float]], Scale], factor: float = 1.0
+) -> Plot | None:
+    """Plot a column of the metrics over the epochs, one line for each run that recorded it."""
+    found = {i: [(x, factor * y) for x, y in run.curve(key)] for i, run in enumerate(group.runs)}
     found = {i: points for i, points in found.items() if points}
     if not found:
         return None
     last = max(1, *(x for points in found.values() for x, _ in points))
     series = [Series(group.runs[i].label, group.looks[i], points) for i, points in found.items()]
-    x = linear("epoch", [], low=0, high=last)
-    y = make([[y for _, y in points] for points in found.values()])
-    return Figure(name, title, x, y, series, group.legend(found), group.others(found))
+    y = make_scale([y for points in found.values() for _, y in points])
+    return Plot(name, title, linear("epoch", low=0, high=last), y, series, group.line_legend(found), group.labels_except(found))
 
 
-def accuracy(group: Group) -> Figure | None:
-    return curves(group, "accuracy", "Test accuracy", "accuracy", lambda v: linear("%", [], low=0, high=100), 100)
+def percentages(values: list[float]) -> Scale:
+    return linear("%", low=0, high=100)
 
 
-def late_accuracy(group: Group) -> Figure | None:
-    """The last quarter of training, where the runs differ by little: of each run's own, short or long."""
-    whole = curves(group, "accuracy-late", "Test accuracy, last quarter", "accuracy", lambda v: linear("%", joined(v)), 100)
-    if whole is None:
+def accuracy(group: RunGroup) -> Plot | None:
+    return plot_curves(group, "accuracy", "Test accuracy", "accuracy", percentages, 100)
+
+
+def late_accuracy(group: RunGroup) -> Plot | None:
+    """Plot the last quarter of each run's own training, where runs differ by little."""
+    plot = plot_curves(group, "accuracy-late", "Test accuracy, last quarter", "accuracy", percentages, 100)
+    if plot is None:
         return None
     epochs = {run.label: max(1, run.settings["epochs"]) for run in group.runs}
-    for series in whole.series:
+    for series in plot.series:
         done = [(100 * x / epochs[series.label], y) for x, y in series.points]
         series.points = [(x, y) for x, y in done if x >= 75]
-    whole.series = [series for series in whole.series if len(series.points) > 1]
-    values = [y for series in whole.series for _, y in series.points]
-    x = linear("% of training", [], low=75, high=100)
-    return replace(whole, x=x, y=linear("%", values)) if values and max(epochs.values()) >= 8 else None
+    plot.series = [series for series in plot.series if len(series.points) > 1]
+    values = [y for series in plot.series for _, y in series.points]
+    x = linear("% of training", low=75, high=100)
+    return replace(plot, x=x, y=linear("%", values)) if values and max(epochs.values()) >= 8 else None
 
 
-def joined(curves: list[list[float]]) -> list[float]:
-    return [value for curve in curves for value in curve]
+def loss(group: RunGroup) -> Plot | None:
+    return plot_curves(group, "loss", "Training loss", "loss", losses)
 
 
-def loss(group: Group) -> Figure | None:
-    return curves(group, "loss", "Training loss", "loss", lambda v: spread("loss", joined(v)))
+def test_loss(group: RunGroup) -> Plot | None:
+    return plot_curves(group, "test-loss", "Test loss", "test_loss", losses)
 
 
-def test_loss(group: Group) -> Figure | None:
-    return curves(group, "test-loss", "Test loss", "test_loss", lambda v: spread("loss", joined(v)))
-
-
-def spread(label: str, values: list[float]) -> Axis:
-    """Logarithmic where values differ by more than a factor of 20."""
-    positive = [value for value in values if value > 0]
+def losses(values: list[float]) -> Scale:
+    """Return a scale for losses, logarithmic if they differ by more than a factor of 20."""
+    positive = [value for value in values if value > TINY]
     if positive and max(positive) > 20 * min(positive):
-        return logarithmic(label, positive, lambda value: f"{value:g}")
-    return linear(label, values, low=0)
+        return logarithmic("loss", positive, lambda value: f"{value:g}")
+    return linear("loss", values, low=0)
 
 
-def sparsity(group: Group) -> Figure | None:
-    return curves(group, "sparsity", "Sparsity", "sparsity", lambda v: linear("%", [], low=0, high=100), 100)
+def sparsity(group: RunGroup) -> Plot | None:
+    return plot_curves(group, "sparsity", "Sparsity", "sparsity", percentages, 100)
 
 
-def rate(group: Group) -> Figure | None:
-    return curves(group, "rate", "Learning rate of the weights", "lr", lambda v: linear("rate", joined(v), low=0))
+def learning_rate(group: RunGroup) -> Plot | None:
+    return plot_curves(group, "rate", "Learning rate of the weights", "lr", rates)
 
 
-def mask_rate(group: Group) -> Figure | None:
-    title = "Learning rate of the mask scores"
-    return curves(group, "mask-rate", title, "score_lr", lambda v: linear("rate", joined(v), low=0))
+def score_rate(group: RunGroup) -> Plot | None:
+    return plot_curves(group, "mask-rate", "Learning rate of the mask scores", "score_lr", rates)
 
 
-def removed(group: Group) -> Figure | None:
-    return curves(group, "removed", "Removed weights", "removed", lambda v: counts(joined(v)))
+def rates(values: list[float]) -> Scale:
+    return linear("rate", values, low=0)
 
 
-def revived(group: Group) -> Figure | None:
-    return curves(group, "revived", "Revived weights", "revived", lambda v: counts(joined(v)))
+def removed(group: RunGroup) -> Plot | None:
+    return plot_curves(group, "removed", "Removed weights", "removed", weight_counts)
 
 
-def counts(values: list[float]) -> Axis:
-    return logarithmic("weights per epoch", values, brief, zero=True)
+def revived(group: RunGroup) -> Plot | None:
+    return plot_curves(group, "revived", "Revived weights", "revived", weight_counts)
 
 
-def layer_density(group: Group) -> Figure | None:
-    found = {i: list(kept.values()) for i, kept in enumerate(group.densities) if kept}
+def weight_counts(values: list[float]) -> Scale:
+    return logarithmic("weights per epoch", values, axis_number, zero=True)
+
+
+def layer_density(group: RunGroup) -> Plot | None:
+    found = {i: list(densities.values()) for i, densities in enumerate(group.densities) if densities}
     if not found:
         return None
     series = [
         Series(
             group.runs[i].label, group.looks[i], [(j, 100 * value) for j, value in enumerate(values, 1)],
-            markers=len(found) <= MANY and len(values) <= 30,
+            markers=len(found) <= MAX_NAMED and len(values) <= 30,
             notes=[f"{group.runs[i].label}: {layer} {percent(value)} %" for layer, value in group.densities[i].items()],
         )
         for i, values in found.items()
     ]  # fmt: skip
     everything = [100 * value for values in found.values() for value in values]
-    y = logarithmic("% of the weights kept", [*everything, 100], lambda v: f"{v:g}", zero=min(everything) <= 0)
-    longest = max(len(values) for values in found.values())
-    return Figure(
-        "layers", "Density of each layer", layer_numbers(longest), y, series, group.legend(found), group.others(found)
-    )
-
-
-def layer_numbers(count: int) -> Axis:
-    """Whole numbers, from the first layer to the last."""
-    axis = linear("layer", [], low=0.5, high=count + 0.5)
-    every = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if count / step <= 10)
-    marks = [1, *range(every, count + 1, every)] if every > 1 else list(range(1, count + 1))
-    return replace(axis, ticks=[(axis.place(mark), str(mark)) for mark in marks])
+    x = layer_numbers(max(len(values) for values in found.values()))
+    y = logarithmic("density, %", [*everything, 100], lambda value: f"{value:g}", zero=min(everything) <= 0)
+    return Plot("layers", "Density of each layer", x, y, series, group.line_legend(found), group.labels_except(found))

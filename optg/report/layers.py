@@ -1,4 +1,4 @@
-"""The density of each layer at a run's end: from its last cut, or counted from its weights where no cut was recorded."""
+"""The density of each layer at the end of a run: from its last recorded cut, or else counted in its weights."""
 
 import json
 import math
@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from optg.report.markup import is_number
-from optg.report.runs import Run
+from optg.report.runs import RunRecord
 from optg.training.recipe import RecipeError
 
 
-def densities(run: Run) -> dict[str, float]:
-    """The share of weights that each layer has left. Empty where nothing of it was recorded."""
+def layer_densities(run: RunRecord) -> dict[str, float]:
+    """Return the share of nonzero weights of each layer, or an empty dict if nothing was recorded."""
     file, prefix = weights_file(run)
     tensors = read_header(file, prefix) if file else {}
     cut = run.rows[-1].get("layers") if run.rows else None
     if isinstance(cut, dict) and cut:
-        sizes = {name: math.prod(entry["shape"]) for name, entry in tensors.items()} if file else sizes_by_name(run)
-        kept = {name: 1 - counts[0] / sizes[name] for name, counts in cut.items() if name in sizes and is_counts(counts)}
-        return kept  # in the order of the model
-    return {name: nonzero(file, entry) for name, entry in sorted(tensors.items(), key=by_number)} if file else {}
+        sizes = {name: math.prod(entry["shape"]) for name, entry in tensors.items()} if file else sizes_of_model(run)
+        # In the order of the model.
+        return {name: 1 - counts[0] / sizes[name] for name, counts in cut.items() if name in sizes and is_counts(counts)}
+    return {name: nonzero_share(file, entry) for name, entry in sorted(tensors.items(), key=by_number)} if file else {}
 
 
 def is_counts(counts: Any) -> bool:
@@ -30,22 +30,22 @@ def is_counts(counts: Any) -> bool:
 
 
 def by_number(item: tuple[str, Any]) -> list[tuple[int, str]]:
-    """So that layer 2 comes before layer 10. A file of weights has forgotten the order of the model."""
+    """Sort key that puts layer 2 before layer 10, as a file of weights does not keep the order of the model."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", item[0])]
 
 
-def weights_file(run: Run) -> tuple[Path | None, str]:
-    """The model of a run that ended; else that of its newest checkpoint, where names have a prefix."""
+def weights_file(run: RunRecord) -> tuple[Path | None, str]:
+    """Return the weights of a finished run, or else its newest checkpoint, and the prefix of names in that file."""
     if run.folder is None:
         return None, ""
     if (run.folder / "model.safetensors").is_file():
         return run.folder / "model.safetensors", ""
-    kept = sorted(run.folder.glob("checkpoints/step-*/tensors.safetensors"))
-    return (kept[-1], "model.") if kept else (None, "")
+    checkpoints = sorted(run.folder.glob("checkpoints/step-*/tensors.safetensors"))
+    return (checkpoints[-1], "model.") if checkpoints else (None, "")
 
 
-def sizes_by_name(run: Run) -> dict[str, int]:
-    """Layers of a model of ours, where a run's weights were not kept: the model is built without memory for its weights."""
+def sizes_of_model(run: RunRecord) -> dict[str, int]:
+    """Return the size of each layer of a built-in model, for runs without weights. Building it on meta takes no memory."""
     import torch
 
     from optg.models import MODELS, build
@@ -58,7 +58,7 @@ def sizes_by_name(run: Run) -> dict[str, int]:
 
 
 def read_header(file: Path, prefix: str) -> dict[str, dict[str, Any]]:
-    """Shape, type and place of each weight in a safetensors file."""
+    """Return shape, type and offset of each weight in a safetensors file."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         try:
@@ -73,14 +73,14 @@ def read_header(file: Path, prefix: str) -> dict[str, dict[str, Any]]:
             }
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
-    raise RecipeError(f"{file} is damaged: it does not begin as a safetensors file does")
+    raise RecipeError(f"{file} is damaged: it has no safetensors header")
 
 
 BITS = {"F64": np.uint64, "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
 
 
-def nonzero(file: Path, entry: dict[str, Any]) -> float:
-    """The share of a tensor that is neither 0.0 nor −0.0: whose bits, but for the sign, are not all 0."""
+def nonzero_share(file: Path, entry: dict[str, Any]) -> float:
+    """Return the share of a tensor that is neither 0.0 nor −0.0: any bit but the sign is set."""
     kind, size = BITS[entry["dtype"]], math.prod(entry["shape"])
     bits = np.fromfile(file, dtype=kind, count=size, offset=entry["start"])
     if len(bits) < size:

@@ -1,40 +1,40 @@
-"""The page: one HTML file that needs nothing else, neither a network nor a script."""
+"""The page: one HTML file that needs no network and no script."""
 
 from importlib.resources import files
 
 from optg.report import figures, scatter
-from optg.report.commands import commands
-from optg.report.figures import Group
-from optg.report.markup import counted, missing, slug, text
-from optg.report.palette import LINE, PAGE, PANEL, QUIET, TEXT, style
-from optg.report.plot import Entry, Figure, inline, named
-from optg.report.runs import Run
-from optg.report.tables import comparison, layer_table, over_seeds, swatch
+from optg.report.commands import commands_section
+from optg.report.figures import RunGroup
+from optg.report.markup import escape, missing_note, plural, slug
+from optg.report.palette import css_variables
+from optg.report.plot import LegendEntry, Plot, inline_svg, name_or_count, swatch
+from optg.report.runs import RunRecord
+from optg.report.tables import comparison_table, layer_table, seed_table
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a browser then refuses scripts and requests of any kind
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # the browser then refuses scripts and requests of any kind
 
 
-class Sections:
-    """The figures of a group by the part of the page that they stand in."""
+class GroupPlots:
+    """The plots of a group, by section of the page."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RunGroup) -> None:
         self.group = group
         self.results = [scatter.against_sparsity(group), scatter.against_flops(group)]
         self.training = [f(group) for f in (figures.accuracy, figures.late_accuracy, figures.loss, figures.test_loss)]
-        self.schedules = [figures.sparsity(group), figures.rate(group), figures.mask_rate(group)]
+        self.schedules = [figures.sparsity(group), figures.learning_rate(group), figures.score_rate(group)]
         self.cuts = [figures.removed(group), figures.revived(group)]
         self.layers = [figures.layer_density(group)]
 
-    def all(self) -> list[Figure]:
-        every = (self.results, self.training, self.schedules, self.cuts, self.layers)
-        return [figure for part in every for figure in part if figure]
+    def all(self) -> list[Plot]:
+        sections = (self.results, self.training, self.schedules, self.cuts, self.layers)
+        return [plot for section in sections for plot in section if plot]
 
 
-def page(sections: list[Sections], title: str) -> str:
-    runs = [run for section in sections for run in section.group.runs]
-    contents = "".join(f'<a href="#{anchor(i, s.group)}">{text(s.group.name)}</a>' for i, s in enumerate(sections))
+def render_page(groups: list[GroupPlots], title: str) -> str:
+    runs = [run for plots in groups for run in plots.group.runs]
+    contents = "".join(f'<a href="#{anchor(i, g.group)}">{escape(g.group.name)}</a>' for i, g in enumerate(groups))
     nav = f'<nav aria-label="Contents">{contents}<a href="#commands">Commands and versions</a></nav>'
-    body = "\n".join(group_part(i, section) for i, section in enumerate(sections))
+    body = "\n".join(group_section(i, plots) for i, plots in enumerate(groups))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -42,102 +42,98 @@ def page(sections: list[Sections], title: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{text(title)}</title>
+<title>{escape(title)}</title>
 <style>
-{variables()}
-{(files("optg.report") / "page.css").read_text()}{style()}
-</style>
+{css_variables()}
+{(files("optg.report") / "page.css").read_text()}</style>
 </head>
 <body>
 <header>
-<h1>{text(title)}</h1>
-<p>{lead(runs, sections)}</p>
+<h1>{escape(title)}</h1>
+<p>{introduction(runs, groups)}</p>
 {nav}
 </header>
 <main>
 {body}
-{commands([section.group for section in sections])}
+{commands_section([plots.group for plots in groups])}
 </main>
 </body>
 </html>
 """
 
 
-def variables() -> str:
-    """The colours of the page itself."""
-    pairs = {"text": TEXT, "quiet": QUIET, "line": LINE, "page": PAGE, "panel": PANEL}
-    light, dark = (";".join(f"--{name}:{pair[i]}" for name, pair in pairs.items()) for i in (0, 1))
-    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
-
-
-def lead(runs: list[Run], sections: list[Sections]) -> str:
+def introduction(runs: list[RunRecord], groups: list[GroupPlots]) -> str:
+    names = escape(", ".join(plots.group.name for plots in groups))
+    said = f"{plural(len(runs), 'run')} of {plural(len({run.method for run in runs}), 'method')}: {names}."
     unfinished = sum(not run.finished for run in runs)
-    methods = len({run.method for run in runs})
-    said = f"{counted(len(runs), 'run')} of {counted(methods, 'method')}: {text(', '.join(s.group.name for s in sections))}."
-    if unfinished == 1:
-        said += " One of them has not ended, and is shown as far as it got."
-    elif unfinished:
-        said += f" {unfinished} of them have not ended, and are shown as far as they got."
+    if unfinished:
+        verb = "is" if unfinished == 1 else "are"
+        said += f" {plural(unfinished, 'run')} {verb} unfinished and shown up to the last recorded epoch."
     return said
 
 
-def anchor(i: int, group: Group) -> str:
+def anchor(i: int, group: RunGroup) -> str:
     return f"{i + 1}-{slug(group.name)}"
 
 
-def group_part(i: int, section: Sections) -> str:
-    group = section.group
-    parts = [f'<section id="{anchor(i, group)}">', f"<h2>{text(group.name)}</h2>", comparison(group), under_table(group)]
-    if seeds := over_seeds(group):
-        parts += ["<h3>Over seeds</h3>", seeds]
-    parts += part(
-        "Accuracy against sparsity and FLOPs", section.results, "No run that ended has an accuracy to show.", "figures large"
+def group_section(i: int, plots: GroupPlots) -> str:
+    group = plots.group
+    parts = [
+        f'<section id="{anchor(i, group)}">',
+        f"<h2>{escape(group.name)}</h2>",
+        comparison_table(group),
+        table_notes(group),
+    ]
+    if seeds := seed_table(group):
+        parts += ["<h3>Mean over seeds</h3>", seeds]
+    parts += plot_section(
+        "Accuracy against sparsity and FLOPs", plots.results, "No finished run has an accuracy.", "figures large"
     )
     if not any(run.folder for run in group.runs):
-        known = "These runs are known by their summaries alone; curves, schedules, cuts and layers are in the folders of runs."
-        return "\n".join([*parts, missing(known), "</section>"])
-    parts += part("Training", section.training, "No epoch was recorded yet.")
-    if any(section.schedules):
-        parts += part("Schedules", section.schedules, "")
-        if not section.schedules[-1]:
+        note = "Only the summaries of these runs are known. Curves, schedules, cuts and layers need the folders of the runs."
+        return "\n".join([*parts, missing_note(note), "</section>"])
+    parts += plot_section("Training", plots.training, "No epoch has been recorded yet.")
+    if any(plots.schedules):
+        parts += plot_section("Schedules", plots.schedules, "")
+        if not plots.schedules[-1]:
             parts.append(
-                missing("No learning rate of mask scores was recorded; methods that learn scores, as OptG does, have one.")
+                missing_note(
+                    "No learning rate of mask scores was recorded. Only methods that learn scores, such as OptG, have one."
+                )
             )
-    parts += part(
-        "Removed and revived weights", section.cuts, "The weights that each cut removed and revived were not recorded."
-    )
-    parts += part(
-        "Layers", section.layers, "Densities of layers were not recorded, and there are no weights to count them from."
+    parts += plot_section("Removed and revived weights", plots.cuts, "Removed and revived weights were not recorded.")
+    parts += plot_section(
+        "Layers", plots.layers, "The density of layers was not recorded, and there are no weights to count it in."
     )
     if any(group.densities):
-        parts.append(f"<details><summary>Densities in numbers, %</summary>{layer_table(group)}</details>")
+        parts.append(f"<details><summary>Density in numbers, %</summary>{layer_table(group)}</details>")
     return "\n".join([*parts, "</section>"])
 
 
-def under_table(group: Group) -> str:
-    notes = ["Accuracy is that of the last epoch, on the test images."]
+def table_notes(group: RunGroup) -> str:
+    notes = ["Accuracy is measured on the test images after the last epoch."]
     if group.paper:
         notes.append(
-            f"Paper: {text(group.paper.name)} of the OptG paper, {group.paper.epochs} epochs; the difference, in points, is of "
-            "runs that are as long."
+            f"Paper: {escape(group.paper.name)} of the OptG paper, {group.paper.epochs} epochs. The difference, in percentage "
+            "points, is given for runs of the same length."
         )
-        notes += [text(note) for note in group.paper.notes]
+        notes += [escape(note) for note in group.paper.notes]
     return f'<p class="note">{" ".join(notes)}</p>'
 
 
-def part(title: str, shown: list[Figure | None], instead: str, grid: str = "figures") -> list[str]:
-    """A heading with its figures and their legend, or a line that says why there are none."""
-    made = [figure for figure in shown if figure]
-    if not made:
-        return [f"<h3>{title}</h3>", missing(instead)]
-    drawn = [f"<figure><figcaption>{text(f.title)}</figcaption>{inline(f)}</figure>" for f in made]
-    entries = dict.fromkeys(entry for figure in made for entry in figure.legend)
-    parts = [f"<h3>{title}</h3>", legend(list(entries)), f'<div class="{grid}">{"".join(drawn)}</div>']
-    if absent := [label for label in made[0].missing if all(label in figure.missing for figure in made)]:
-        parts.append(missing(text(f"Not shown, since not ended or not recorded: {named(absent)}.")))
-    return parts + [missing(text(remark)) for remark in dict.fromkeys(figure.remark for figure in made) if remark]
+def plot_section(title: str, shown: list[Plot | None], otherwise: str, grid: str = "figures") -> list[str]:
+    """Return a heading with its plots and their legend, or with a sentence that says why there are none."""
+    plots = [plot for plot in shown if plot]
+    if not plots:
+        return [f"<h3>{title}</h3>", missing_note(otherwise)]
+    drawn = [f"<figure><figcaption>{escape(p.title)}</figcaption>{inline_svg(p)}</figure>" for p in plots]
+    entries = dict.fromkeys(entry for plot in plots for entry in plot.legend)
+    parts = [f"<h3>{title}</h3>", html_legend(list(entries)), f'<div class="{grid}">{"".join(drawn)}</div>']
+    if absent := [label for label in plots[0].missing if all(label in plot.missing for plot in plots)]:
+        parts.append(missing_note(escape(f"Not shown because unfinished or not recorded: {name_or_count(absent)}.")))
+    return parts + [missing_note(escape(remark)) for remark in dict.fromkeys(plot.remark for plot in plots) if remark]
 
 
-def legend(entries: list[Entry]) -> str:
-    items = "".join(f"<li>{swatch(look, line, marker)}{text(label)}</li>" for label, look, line, marker in entries)
+def html_legend(entries: list[LegendEntry]) -> str:
+    items = "".join(f"<li>{swatch(look, line, marker)}{escape(label)}</li>" for label, look, line, marker in entries)
     return f'<ul class="legend">{items}</ul>'

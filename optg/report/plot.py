@@ -1,163 +1,208 @@
-"""A figure as SVG: lines and points between two axes. Colours are classes, so one figure serves a light and a dark page.
+"""Plots as matplotlib figures: lines and points between two scales.
 
-On the page a figure has its title and legend outside, in HTML, where they wrap; as a file it carries both, and its own style.
+On the page a plot's title and legend are HTML, which wraps; a plot in a file of its own carries both.
 """
 
-import math
 import textwrap
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
 
-from optg.report.axes import Axis
-from optg.report.markup import counted, text
-from optg.report.palette import Look, style
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-WIDTH = 360
+from optg.report.markup import escape, plain, plural
+from optg.report.palette import LINE, PAGE, QUIET, TEXT, Look, css_variables
+from optg.report.scales import Scale
+from optg.report.svg import svg_body
+
+WIDTH = 360  # points, which are the units of the SVG
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 22, 34
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
-MANY = 12  # runs that are named one by one; of more, a legend names the methods
-MADE = "<!-- made by optg report -->\n"  # files that begin so may be replaced by the next report
+MAX_NAMED = 12  # a legend names up to this many runs one by one, and the methods if there are more
+MAX_BUCKETS = 150  # a line is thinned out to the lowest and highest point of so many buckets
+SIZES = {"o": 7.2, "s": 6.4, "D": 6.0, "^": 8.0, "v": 8.0}  # of markers, in points
+FILE_HEADER = "<!-- made by optg report -->\n"  # the next report may replace files that start with this
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "lines.scale_dashes": False,
+    "lines.solid_capstyle": "butt",
+    "text.parse_math": False,
+    "text.usetex": False,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "optg",  # the same figure gives the same bytes
+}
+
+Place = tuple[float, float]
 
 
-Entry = tuple[str, Look, bool, bool]  # of a legend: label, look, with a line, with a marker
+class LegendEntry(NamedTuple):
+    label: str
+    look: Look
+    line: bool
+    marker: bool
 
 
 @dataclass
 class Series:
     label: str
     look: Look
-    points: list[tuple[float, float]]
+    points: list[Place]
     line: bool = True
     markers: bool = False
-    notes: list[str] = field(default_factory=list)  # what a point says when it is pointed at
+    notes: list[str] = field(default_factory=list)  # tooltip of each point
 
 
 @dataclass
-class Figure:
-    name: str  # of its file
+class Plot:
+    name: str  # part of the file name
     title: str
-    x: Axis
-    y: Axis
+    x: Scale
+    y: Scale
     series: list[Series]
-    legend: list[Entry]
-    missing: list[str] = field(default_factory=list)  # runs that recorded nothing of it
-    below: list[str] = field(default_factory=list)  # runs so far down that they are named instead of drawn
+    legend: list[LegendEntry]
+    missing: list[str] = field(default_factory=list)  # runs that recorded nothing to show here
+    below: list[str] = field(default_factory=list)  # collapsed runs, named instead of drawn
     height: int = 236
 
     @property
     def remark(self) -> str:
-        """What its reader would miss."""
-        return f"Not drawn, far below the others: {named(self.below)}." if self.below else ""
+        return f"Not drawn because far below the others: {name_or_count(self.below)}." if self.below else ""
 
 
-def named(labels: list[str]) -> str:
-    """All of them, or how many where that would be a long list."""
-    return ", ".join(labels) if len(labels) <= MANY else counted(len(labels), "run")
+def name_or_count(labels: list[str]) -> str:
+    """Return the labels, or only their number if there are many."""
+    return ", ".join(labels) if len(labels) <= MAX_NAMED else plural(len(labels), "run")
 
 
-def inline(figure: Figure) -> str:
-    """For the page: no title, no legend, no style of its own."""
+def inline_svg(plot: Plot) -> str:
+    """Return the plot for the page: no title, no legend, no style sheet of its own."""
+    figure, tooltips = draw(plot)
+    with style():
+        body, box = svg_body(figure, tooltips)
     return (
-        f'<svg viewBox="0 0 {WIDTH} {figure.height}" role="img" aria-label="{text(figure.title)}" font-size="11" class="ink">'
-        f"{drawing(figure)}</svg>"
+        f'<svg viewBox="{box}" role="img" aria-label="{escape(plot.title)}" font-size="11" stroke-linejoin="round">{body}</svg>'
     )
 
 
-def alone(figure: Figure) -> str:
-    """For a file: with title, legend, background and style."""
-    rows = legend_rows(figure.legend)
-    words = textwrap.wrap(figure.remark, 58)
-    below = 26 + figure.height + 17 * len(rows)
-    height = below + 14 * len(words) + 8
-    parts = [
-        f'<text x="12" y="20" font-size="13" font-weight="600" fill="currentColor">{text(figure.title)}</text>',
-        f'<g transform="translate(0 26)">{drawing(figure)}</g>',
-    ]
-    for i, row in enumerate(rows):
-        for x, (label, look, line, marker) in row:
-            y = 26 + figure.height + 17 * i + 4
-            parts.append(f'<g transform="translate({x} {y})">{sample(look, line, marker)}')
-            parts.append(f'<text x="28" y="9" fill="currentColor">{text(label)}</text></g>')
-    parts += [f'<text x="12" y="{below + 14 * i + 12}" fill="currentColor">{text(w)}</text>' for i, w in enumerate(words)]
+def file_svg(plot: Plot) -> str:
+    """Return the plot for a file: with title, legend, background and style sheet."""
+    figure, tooltips = draw(plot)
+    with style():
+        add_title_and_legend(figure, plot)
+        body, box = svg_body(figure, tooltips, bbox_inches="tight", pad_inches=0.12, facecolor=PAGE[0])
+    _, _, width, height = map(float, box.split())
     return (
-        f'{MADE}<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{2 * WIDTH}" height="{2 * height}" font-family="{FONT}" font-size="11" class="ink">\n'
-        f"<style>{style()}</style>\n"
-        f'<rect class="page" width="100%" height="100%" fill="currentColor"/>\n{"".join(parts)}\n</svg>\n'
+        f'{FILE_HEADER}<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" width="{2 * width:.0f}" '
+        f'height="{2 * height:.0f}" font-family="{FONT}" font-size="11" stroke-linejoin="round">\n'
+        f"<style>{css_variables()}</style>\n{body}\n</svg>\n"
     )
 
 
-def legend_rows(legend: list[Entry]) -> list[list[tuple[float, Entry]]]:
-    """Entries side by side in columns as wide as the longest label needs."""
-    longest = max((len(label) for label, *_ in legend), default=0)
-    columns = max(1, min(4, (WIDTH - 16) // (36 + 6 * longest)))
-    wide = (WIDTH - 16) / columns
-    return [[(12 + wide * j, entry) for j, entry in enumerate(legend[i : i + columns])] for i in range(0, len(legend), columns)]
+@contextmanager
+def style() -> Iterator[None]:
+    """Use matplotlib's defaults and STYLE, whatever the user's own matplotlibrc says."""
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # the browser has a font for it
+        yield
 
 
-def drawing(figure: Figure) -> str:
-    wide, high = WIDTH - LEFT - RIGHT, figure.height - TOP - BOTTOM
-    parts = [grid(figure.x, figure.y, wide, high)]
-    body = "".join(draw(series, figure, wide, high) for series in figure.series)
-    # a nested svg clips what is drawn in it; the margin of 5 keeps markers on the edge whole
-    parts.append(f'<svg x="{LEFT - 5}" y="{TOP - 5}" width="{wide + 10}" height="{high + 10}">{body}</svg>')
-    return "".join(parts)
+def draw(plot: Plot) -> tuple[Figure, dict[str, list[str]]]:
+    """Return the plot as a matplotlib figure, and the tooltips of its artists by their gid."""
+    with style():
+        wide, high = WIDTH - LEFT - RIGHT, plot.height - TOP - BOTTOM
+        figure = Figure(figsize=(WIDTH / 72, plot.height / 72), facecolor="none")
+        axes = figure.add_axes((LEFT / WIDTH, BOTTOM / plot.height, wide / WIDTH, high / plot.height), facecolor="none")
+        axes.spines[:].set_visible(False)
+        plot.x.apply(axes, "x")
+        plot.y.apply(axes, "y")
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", color=LINE[0], linewidth=1)
+        axes.tick_params(axis="x", color=LINE[0], labelcolor=QUIET[0], length=4, width=1, pad=3)
+        axes.tick_params(axis="y", length=0, labelcolor=QUIET[0], pad=6)
+        axes.set_xlabel(plot.x.label, loc="right", color=QUIET[0], labelpad=2)
+        axes.set_ylabel(plot.y.label, rotation=0, ha="left", va="baseline", color=QUIET[0])
+        axes.yaxis.set_label_coords(-40 / wide, 1 + 11 / high)
+        tooltips: dict[str, list[str]] = {}
+        for i, series in enumerate(plot.series):
+            for artist, notes in artists(series, plot, thin=len(plot.series) > MAX_NAMED):
+                artist.set(gid=f"series{i}{'-points' if notes else ''}", clip_on=False)
+                axes.add_line(artist)
+                tooltips[artist.get_gid() or ""] = [series.label, *notes]
+        return figure, tooltips
 
 
-def grid(x: Axis, y: Axis, wide: int, high: int) -> str:
-    """Grid lines, ticks and the names of both axes."""
-    lines, words = [], []
-    for at, written in y.ticks:
-        height = TOP + high * (1 - at)
-        lines.append(f"M{LEFT} {height:.1f}h{wide}")
-        words.append(f'<text x="{LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{text(written)}</text>')
-    for at, written in x.ticks:
-        across = LEFT + wide * at
-        lines.append(f"M{across:.1f} {TOP + high}v4")
-        words.append(f'<text x="{across:.1f}" y="{TOP + high + 15}" text-anchor="middle">{text(written)}</text>')
-    words.append(f'<text x="{LEFT - 40}" y="11">{text(y.label)}</text>')
-    words.append(f'<text x="{LEFT + wide}" y="{TOP + high + 30}" text-anchor="end">{text(x.label)}</text>')
-    return (
-        f'<path class="line" d="{"".join(lines)}" stroke="currentColor" fill="none"/>'
-        f'<g class="quiet" fill="currentColor">{"".join(words)}</g>'
-    )
+def artists(series: Series, plot: Plot, thin: bool) -> Iterator[tuple[Line2D, list[str]]]:
+    """Yield the line of a series and its markers, with the markers' tooltips. Points outside the scales are left out."""
+    inside = [plot.x.contains(x) and plot.y.contains(y) for x, y in series.points]
+    if series.line and len(series.points) > 1:
+        gaps = [(x, y if seen else np.nan) for (x, y), seen in zip(series.points, inside)]
+        xs, ys = zip(*thin_out(gaps))
+        yield Line2D(xs, ys, **line_style(series.look), linewidth=1.0 if thin else 1.6), []
+    if series.markers or len(series.points) == 1:
+        notes = series.notes or [series.label] * len(series.points)
+        seen = [(x, y, note) for (x, y), note, shown in zip(series.points, notes, inside) if shown]
+        if seen:
+            markers = Line2D([x for x, *_ in seen], [y for _, y, _ in seen], linestyle="none", **marker_style(series.look))
+            yield markers, [note for *_, note in seen]
 
 
-def draw(series: Series, figure: Figure, wide: int, high: int) -> str:
-    places = [(5 + wide * figure.x.place(x), 5 + high * (1 - figure.y.place(y))) for x, y in series.points]
-    places = [(x, min(max(y, -99.0), 999.0)) for x, y in places]
-    parts = [f"<title>{text(series.label)}</title>"]
-    if series.line and len(places) > 1:
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        dash = f' stroke-dasharray="{series.look.dash}"' if series.look.dash else ""
-        width = 1.6 if len(figure.series) <= 12 else 1
-        parts.append(
-            f'<path d="M{path}" fill="none" stroke="currentColor" stroke-width="{width}" stroke-linejoin="round"{dash}/>'
-        )
-    if series.markers or len(places) == 1:
-        notes = series.notes or [""] * len(places)
-        parts += [mark(x, y, series.look, note) for (x, y), note in zip(places, notes)]
-    return f'<g class="{series.look.colour}">{"".join(parts)}</g>'
+def line_style(look: Look) -> dict[str, Any]:
+    return {"color": look.colour, "linestyle": (0, look.dash) if look.dash else "-"}
 
 
-def mark(x: float, y: float, look: Look, note: str = "", size: float = 3.6) -> str:
-    """A marker; a hollow one lets the page through."""
-    title = f"<title>{text(note)}</title>" if note else ""
-    fill = 'fill="none" stroke-width="1.3"' if look.hollow else 'fill="currentColor" stroke-width=".8"'
-    if look.marker == "circle":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" stroke="currentColor" {fill}>{title}</circle>'
-    return f'<path d="M{outline(x, y, look.marker, size)}z" stroke="currentColor" {fill}>{title}</path>'
+def marker_style(look: Look) -> dict[str, Any]:
+    return {
+        "marker": look.marker, "markersize": SIZES[look.marker], "markeredgecolor": look.colour,
+        "markeredgewidth": 1.3 if look.hollow else 0.8, "markerfacecolor": "none" if look.hollow else look.colour,
+    }  # fmt: skip
 
 
-def outline(x: float, y: float, marker: str, size: float) -> str:
-    turn, corners = {"square": (45, 4), "diamond": (0, 4), "up": (-90, 3), "down": (90, 3)}[marker]
-    reach = size * (1.25 if corners == 4 else 1.4)
-    angles: Iterable[float] = (math.radians(turn + 360 * i / corners) for i in range(corners))
-    return "L".join(f"{x + reach * math.cos(a):.1f} {y + reach * math.sin(a):.1f}" for a in angles)
+def thin_out(points: list[Place]) -> list[Place]:
+    """Return at most two points for each bucket of a long line, the lowest and the highest, and both ends."""
+    if len(points) <= 2 * MAX_BUCKETS:
+        return points
+    kept = {0, len(points) - 1}
+    for bucket in np.array_split(np.arange(len(points)), MAX_BUCKETS):
+        finite = [i for i in bucket.tolist() if np.isfinite(points[i][1])] or bucket.tolist()[:1]
+        kept |= {min(finite, key=lambda i: points[i][1]), max(finite, key=lambda i: points[i][1])}
+    return [points[i] for i in sorted(kept)]
 
 
-def sample(look: Look, line: bool, marker: bool) -> str:
-    """A legend's picture of a look, 22 wide and 12 high."""
-    dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
-    stroke = f'<path d="M0 5.5h22" stroke="currentColor" stroke-width="1.8" fill="none"{dash}/>' if line else ""
-    return f'<g class="{look.colour}">{stroke}{mark(11, 5.5, look) if marker else ""}</g>'
+def handle(look: Look, line: bool, marker: bool) -> Line2D:
+    """Return the sample of a look in a legend."""
+    drawn = {**(line_style(look) if line else {"linestyle": "none"}), **(marker_style(look) if marker else {})}
+    return Line2D([0.0, 0.5, 1.0], [0.5] * 3, linewidth=1.8, markevery=[1], **drawn)
+
+
+@cache
+def swatch(look: Look, line: bool = True, marker: bool = False) -> str:
+    """Return a legend's sample of a look for the page, 22 points wide."""
+    with style():
+        figure = Figure(figsize=(22 / 72, 11 / 72), facecolor="none")
+        figure.add_artist(handle(look, line, marker))
+        body, box = svg_body(figure, {})
+    return f'<svg class="swatch" viewBox="{box}" aria-hidden="true">{body}</svg>'
+
+
+def add_title_and_legend(figure: Figure, plot: Plot) -> None:
+    """Put the title above the figure, and the remark and the legend below it."""
+    figure.text(6 / WIDTH, 1 + 6 / plot.height, plot.title, fontsize=13, fontweight="bold", color=TEXT[0])
+    remark = textwrap.wrap(plain(plot.remark), 58)
+    figure.text(6 / WIDTH, 0, "\n".join(remark), va="top", color=TEXT[0], linespacing=1.2)
+    labels = [textwrap.fill(plain(entry.label), 58) for entry in plot.legend]
+    longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
+    handles = [handle(*entry[1:]) for entry in plot.legend]
+    figure.legend(
+        handles, labels, loc="upper left", bbox_to_anchor=(6 / WIDTH, -(15 * len(remark) + 2) / plot.height), frameon=False,
+        ncols=max(1, min(4, (WIDTH - 16) // (36 + 6 * longest))), labelcolor=TEXT[0], borderpad=0, borderaxespad=0,
+        handlelength=2, handletextpad=0.6, labelspacing=0.35, columnspacing=1.4,
+    )  # fmt: skip

@@ -1,7 +1,7 @@
-"""What there is to show: runs read from their folders, or from summaries that were kept without one.
+"""Runs, read from their folders or from files of summaries.
 
-A folder is one that `optg train` made; a folder of such folders stands for all of them. A `.jsonl` file has one summary.json
-a line; a `.json` file is one summary. A run that has not ended is shown as far as it got.
+A run's folder is one that `optg train` wrote; a folder of such folders stands for all of them. A `.jsonl` file has one
+summary.json per line; a `.json` file is one summary. An unfinished run is read up to its last epoch.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from optg.methods import METHODS, defaults
-from optg.report.markup import is_number, share
+from optg.report.markup import is_number, sparsity_label
 from optg.training import recipe
 from optg.training.recipe import EXECUTION_SETTINGS, RecipeError
 
@@ -21,29 +21,29 @@ SETTINGS = {"model": str, "data": str, "sparsity": float, "epochs": int, "seed":
 
 
 @dataclass
-class Run:
-    """One run, as far as it is known. What was not recorded is None or empty."""
+class RunRecord:
+    """What the files of one run say. Values that were not recorded are None or empty."""
 
-    name: str  # its folder, or the file and line it was read from
+    name: str  # of its folder, or the file and line it was read from
     method: str
     settings: dict[str, Any]
     options: dict[str, Any]
     finished: bool
     accuracy: float | None
-    sparsity: float | None  # that it reached
-    rows: list[dict[str, Any]] = field(default_factory=list)  # one for each epoch
+    sparsity: float | None  # reached
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one per epoch
     folder: Path | None = None
     summary: dict[str, Any] = field(default_factory=dict)
-    label: str = ""  # short, and unlike that of any other run of its group
+    label: str = ""  # short, and unique within its group
 
     @property
-    def where(self) -> tuple[str, str]:
-        """The model and the data: runs that differ in these are not compared."""
+    def task(self) -> tuple[str, str]:
+        """Model and dataset. Only runs of the same task are compared."""
         return self.settings["model"], self.settings["data"]
 
     @property
     def target(self) -> float:
-        """The sparsity asked for, or the one that a method which finds its own has come to, as exactly as tables have it."""
+        """The requested sparsity, or the sparsity reached (to 0.01 %) if the method learns it."""
         learns = self.method in METHODS and METHODS[self.method].learns_sparsity
         return round(self.sparsity, 4) if learns and self.sparsity is not None else self.settings["sparsity"]
 
@@ -52,46 +52,48 @@ class Run:
         return self.rows[-1]["epoch"] if self.rows else 0
 
     def number(self, key: str) -> float | None:
-        """A number of the summary, if it has it."""
+        """Return a number of the summary, or None."""
         value = self.summary.get(key)
         return value if is_number(value) else None
 
     def curve(self, key: str) -> list[tuple[float, float]]:
-        """A column of the metrics against the epoch, where it was recorded."""
-        return [(row["epoch"], row[key]) for row in self.rows if is_number(row.get(key))]
+        """Return a column of the metrics as (epoch, value) pairs, for the epochs that recorded it."""
+        return [(row["epoch"], row[key]) for row in self.rows if is_number(row.get(key)) and is_number(row["epoch"])]
 
 
-def read_all(paths: Iterable[Path]) -> list[Run]:
-    """Every run that the paths stand for, each once: its folder before its line in a file."""
-    found: list[Run] = []
+def read_runs(paths: Iterable[Path]) -> list[RunRecord]:
+    """Return every run that the paths stand for, each once. Folders come first, as they know more than summaries."""
+    found: list[RunRecord] = []
     seen: set[Path] = set()
     for path in sorted(paths, key=lambda path: not path.is_dir()):
-        for folder in folders_of(path) if path.is_dir() else []:
+        for folder in find_run_folders(path) if path.is_dir() else []:
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
                 found.append(read_folder(folder))
         if not path.is_dir():
-            found += [run for run in read_file(path) if all(run.summary != other.summary for other in found)]
+            found += [run for run in read_summaries(path) if all(run.summary != other.summary for other in found)]
     if not found:
-        raise RecipeError("there is nothing to report; give the folder of a run, or a .jsonl file of summaries")
+        raise RecipeError("nothing to report; give the folder of a run, or a .jsonl file of summaries")
     return found
 
 
-def folders_of(path: Path) -> list[Path]:
-    """A run's folder itself, or all runs in a folder and in those directly in it, such as runs/reproduce."""
+def find_run_folders(path: Path) -> list[Path]:
+    """Return a run's own folder, or all run folders up to two levels below, such as those in runs/reproduce."""
     if (path / "recipe.toml").is_file():
         return [path]
     inside = sorted(p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/recipe.toml"))
     if not inside:
-        raise RecipeError(f"{path} is not the folder of a run, and has none in it: there is no recipe.toml")
+        raise RecipeError(
+            f"{path} is not the folder of a run and contains none (no recipe.toml found); give a folder that optg train wrote"
+        )
     return inside
 
 
-def read_folder(path: Path) -> Run:
+def read_folder(path: Path) -> RunRecord:
     rows = read_metrics(path / "metrics.jsonl")
-    name, ended = path.resolve().name, path / "summary.json"
-    if ended.is_file():
-        run = from_summary(parse(ended.read_bytes(), str(ended)), str(ended), name)
+    name, summary = path.resolve().name, path / "summary.json"
+    if summary.is_file():
+        run = from_summary(parse_json(summary.read_bytes(), str(summary)), str(summary), name)
         run.rows, run.folder = rows, path
         return run
     try:
@@ -100,45 +102,45 @@ def read_folder(path: Path) -> Run:
         raise RecipeError(f"{path / 'recipe.toml'} is damaged: {error}") from None
     last = rows[-1] if rows else {}
     settings, options = as_json(asdict(plan.recipe)), as_json(asdict(recipe.build_method(plan, str(path / "recipe.toml"))))
-    return Run(
+    return RunRecord(
         name, plan.method, settings, options, False, last.get("accuracy"), last.get("sparsity"), rows, path,
         {"seconds": sum(row["seconds"] for row in rows if is_number(row.get("seconds")))},
     )  # fmt: skip
 
 
 def as_json(values: dict[str, Any]) -> dict[str, Any]:
-    """As a summary.json has them, so that runs that ended and runs that did not can be compared."""
+    """Return values in the types of JSON, so that finished and unfinished runs can be compared."""
     return json.loads(json.dumps(values))
 
 
-def read_file(path: Path) -> list[Run]:
-    """Summaries: one in a .json file, one a line in a .jsonl file."""
+def read_summaries(path: Path) -> list[RunRecord]:
+    """Read the summary in a .json file, or the summaries in a .jsonl file, one per line."""
     if not path.exists():
-        raise RecipeError(f"there is no {path}; give the folder of a run, or a .jsonl file of summaries")
+        raise RecipeError(f"{path} does not exist; give the folder of a run, or a .jsonl file of summaries")
     if path.suffix == ".json":
-        return [from_summary(parse(path.read_bytes(), str(path)), str(path), path.stem)]
+        return [from_summary(parse_json(path.read_bytes(), str(path)), str(path), path.stem)]
     if path.suffix != ".jsonl":
         raise RecipeError(f"{path} is neither the folder of a run nor a .json or .jsonl file of summaries")
     lines = enumerate(path.read_bytes().splitlines(), 1)
     return [
-        from_summary(parse(line, f"{path}, line {i}"), f"{path}, line {i}", f"{path.stem}:{i}")
+        from_summary(parse_json(line, f"{path}, line {i}"), f"{path}, line {i}", f"{path.stem}:{i}")
         for i, line in lines
         if line.strip()
     ]
 
 
-def from_summary(known: Any, where: str, name: str) -> Run:
+def from_summary(known: Any, where: str, name: str) -> RunRecord:
     require(known, REQUIRED, where)
     require(known["settings"], SETTINGS, f"{where}: settings")
     options = known.get("options")
-    return Run(
+    return RunRecord(
         name, known["method"], known["settings"], options if isinstance(options, dict) else {}, True, known["accuracy"],
         known["sparsity"], summary=known,
     )  # fmt: skip
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """One row for each epoch. A last line that was cut off, by a kill while it was written, is passed over."""
+    """Return one row per epoch. A last line without its end is skipped: the process was killed while writing it."""
     if not path.is_file():
         return []
     lines = path.read_bytes().splitlines(keepends=True)
@@ -146,13 +148,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         lines.pop()
     rows = []
     for i, line in enumerate(lines, 1):
-        row = parse(line, f"{path}, line {i}")
+        row = parse_json(line, f"{path}, line {i}")
         require(row, {"epoch": int}, f"{path}, line {i}")
         rows.append(row)
     return rows
 
 
-def parse(data: bytes, where: str) -> Any:
+def parse_json(data: bytes, where: str) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
@@ -160,7 +162,7 @@ def parse(data: bytes, where: str) -> Any:
 
 
 def require(values: Any, kinds: dict[str, type], where: str) -> None:
-    """Refuse what is not a table with these keys."""
+    """Refuse anything but a table that has these keys with values of these types."""
     if not isinstance(values, dict):
         raise RecipeError(f"{where} holds a {type(values).__name__}; expected a table of names and values")
     for key, kind in kinds.items():
@@ -171,67 +173,72 @@ def require(values: Any, kinds: dict[str, type], where: str) -> None:
             raise RecipeError(f"{where}: {key!r} {found}; expected a {kind.__name__}, as optg train writes it")
 
 
-def group(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
-    """Runs of one model on one dataset together, in the order they came; within a group by method and sparsity."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+def group_runs(runs: Iterable[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
+    """Return the runs by model and dataset, sorted by method and sparsity, with a unique label each."""
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
     for run in runs:
-        groups.setdefault(run.where, []).append(run)
+        groups.setdefault(run.task, []).append(run)
     for members in groups.values():
         members.sort(key=lambda run: (run.method != "dense", run.method, run.target, run.settings["seed"]))
-        name_apart(members)
+        label_runs(members)
     return groups
 
 
-def name_apart(runs: list[Run]) -> None:
-    """Label runs by method and sparsity, and by what is not usual: in a recipe among all of them, in options among runs of
-    the method, in the seed among those that would have the same label."""
-    for run in runs:
-        run.label = run.method if run.method == "dense" else f"{run.method} {share(run.target)}"
+def label_runs(runs: list[RunRecord]) -> None:
+    """Label each run by method and sparsity, and by every setting in which it differs from most of the others.
 
-    def among(run: Run, key: str) -> tuple[str, str]:
+    Recipe settings are compared among all runs, method options among runs of the method, and seeds among runs that would
+    otherwise have the same label.
+    """
+    for run in runs:
+        run.label = run.method if run.method == "dense" else f"{run.method} {sparsity_label(run.target)}"
+
+    def compared_among(run: RunRecord, key: str) -> tuple[str, str]:
         return key, run.label if key == "seed" else "" if key in run.settings else run.method
 
-    known = [{among(run, key): value for key, value in all_settings(run).items() if key != "sparsity"} for run in runs]
+    known = [{compared_among(run, key): value for key, value in all_settings(run).items() if key != "sparsity"} for run in runs]
     values: dict[tuple[str, str], list[Any]] = {}
     for settings in known:
         for place, value in settings.items():
             values.setdefault(place, []).append(value)
-    usual = {place: most(found) for place, found in values.items()}
+    usual = {place: majority(found) for place, found in values.items()}
     for run, settings in zip(runs, known):
-        parts = [said(place[0], value) for place, value in settings.items() if repr(value) != usual[place]]
+        parts = [describe_setting(place[0], value) for place, value in settings.items() if repr(value) != usual[place]]
         run.label = ", ".join([run.label, *(parts if len(parts) <= 4 else [run.name])])
-    for same in by_label(runs):
+    for same in clashes(runs):
         for run in same:
             run.label += f", {run.name}"
-    for same in by_label(runs):
+    for same in clashes(runs):
         for i, run in enumerate(same, 1):
             run.label += f" ({i})"
 
 
-def by_label(runs: list[Run]) -> list[list[Run]]:
-    """Runs that cannot be told apart yet."""
+def clashes(runs: list[RunRecord]) -> list[list[RunRecord]]:
+    """Return the runs that share a label, one list per label."""
     labels = [run.label for run in runs]
     return [[run for run in runs if run.label == label] for label, count in Counter(labels).items() if count > 1]
 
 
-def most(values: Iterable[Any]) -> str | None:
-    """What more than half of the runs have, which need not be said of them."""
+def majority(values: Iterable[Any]) -> str | None:
+    """Return the repr of the value that more than half of the runs have, or None."""
     written = [repr(value) for value in values]
     value, count = Counter(written).most_common(1)[0]
     return value if 2 * count > len(written) else None
 
 
-def all_settings(run: Run) -> dict[str, Any]:
-    """What makes a run what it is: its recipe, but for how it was computed, and its method's options, of which an older run
-    may not know all: it had the defaults."""
+def all_settings(run: RunRecord) -> dict[str, Any]:
+    """Return the settings that decide a run's result: its recipe without execution settings, and its method's options.
+
+    Options that an older run did not record have their defaults.
+    """
     recipe = {key: value for key, value in run.settings.items() if key not in EXECUTION_SETTINGS}
     options = defaults(run.method) | run.options
-    if run.options.get("seed", recipe["seed"]) == recipe["seed"]:  # the method's is the run's
+    if run.options.get("seed", recipe["seed"]) == recipe["seed"]:  # the method uses the seed of the run
         options.pop("seed", None)
     return recipe | {f"{run.method} {key}" if key in recipe else key: value for key, value in options.items()}
 
 
-def said(key: str, value: Any) -> str:
+def describe_setting(key: str, value: Any) -> str:
     name = key.replace("_", " ")
     if isinstance(value, bool):
         return name if value else f"no {name}"

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over a pipe with its own protocol: what the tests of the page need of a browser, and no more."""
+"""Headless Chromium, driven over a pipe with the DevTools protocol."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
-def find() -> str | None:
+def find_chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -28,7 +28,7 @@ class Browser:
         self.requests: list[str] = []
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command and its answer; requests that are reported in between are kept."""
+        """Send a command and return its answer. Network requests reported in between are recorded."""
         self.count += 1
         message = {"id": self.count, "method": method, "params": params} | ({"sessionId": self.session} if self.session else {})
         os.write(self.write, json.dumps(message).encode() + b"\0")
@@ -42,7 +42,7 @@ class Browser:
         while b"\0" not in self.waiting:
             assert select.select([self.read], [], [], 60)[0], "the browser does not answer"
             data = os.read(self.read, 1 << 20)
-            assert data, "the browser has gone"
+            assert data, "the browser has exited"
             self.waiting += data
         line, _, self.waiting = self.waiting.partition(b"\0")
         got = json.loads(line)
@@ -70,14 +70,14 @@ class Browser:
         return answer["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+        """Save the whole page as a PNG."""
         image = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(image["data"]))
 
 
 @contextmanager
 def started() -> Iterator[Browser]:
-    program = find()
+    program = find_chromium()
     assert program
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()

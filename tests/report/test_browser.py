@@ -1,17 +1,17 @@
-"""The page in a real browser: nothing is cut off on a phone, nothing is fetched, and figures can be read in the dark."""
+"""The page in a real browser: it fits a phone, fetches nothing, and its figures are legible in light and dark mode."""
 
-import browser
-import made
 import pytest
 
 from optg.report import write
+from tests.report import browser
+from tests.report.fake_runs import write_forty_runs, write_run
 
-pytestmark = pytest.mark.skipif(not browser.find(), reason="no Chromium")
+pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="no Chromium")
 
-# What is wider than the page, outside the boxes that scroll by themselves.
+# Elements that are wider than the page, outside of boxes that scroll.
 TOO_WIDE = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll *') && !e.closest('svg *')
     && e.getBoundingClientRect().right > innerWidth + 0.5).map(e => e.outerHTML.slice(0, 80))"""
-# The least contrast of any word of a figure with the page, as WCAG counts it, and how small the smallest is.
+# Number of texts in figures, their lowest contrast with the page (WCAG), their smallest size, and the luminance of the page.
 WORDS = """(() => {
     const light = c => c.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
         .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -23,13 +23,19 @@ WORDS = """(() => {
     const scale = words.map(e => e.getScreenCTM().a * parseFloat(getComputedStyle(e).fontSize));
     return [words.length, Math.min(...contrast), Math.min(...scale), page];
 })()"""
-# Words of one figure that lie on each other.
+# Texts of one figure that overlap.
 OVERLAPS = """[...document.querySelectorAll('figure > svg')].flatMap(svg => {
     const boxes = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
     return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([b, q]) =>
         p.left < q.right && q.left < p.right && p.top + 2 < q.bottom && q.top + 2 < p.bottom)
         .map(([b]) => [svg.ariaLabel, a, b]));
 })"""
+
+# Colours of a figure file: of its title, and of the first path, which is its background.
+TITLE_AND_BACKGROUND = """(() => {
+    const title = [...document.querySelectorAll('text')].find(e => e.textContent == 'Test accuracy');
+    return [title, document.querySelector('path')].map(e => getComputedStyle(e).fill);
+})()"""
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +46,21 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """One run; twelve of three datasets; forty, with long and hostile names."""
+    """Pages of one run, of twelve runs on three datasets, and of forty runs with long and hostile names."""
     here = tmp_path_factory.mktemp("pages")
-    made.run(here / "one" / "run", epochs=160)
+    write_run(here / "one" / "run", epochs=160)
     for i, method in enumerate(
         ("dense", "optg", "gmp", "rigl", "set", "granet", "str", "snip", "grasp", "synflow", "dpf", "feather")
     ):
         data = ("cifar10", "cifar100", "my.package:" + "data" * 30)[i % 3]
-        made.run(here / "twelve" / method, method, 0.9, data=data, ended=i % 4 > 0, old=i > 9)
-    made.forty(here / "forty")
+        write_run(here / "twelve" / method, method, 0.9, data=data, finished=i % 4 > 0, old=i > 9)
+    write_forty_runs(here / "forty")
     return {name: write([here / name], here / "out" / name, f"A title {'w' * 60}") for name in ("one", "twelve", "forty")}
 
 
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("name", ["one", "twelve", "forty"])
-def test_nothing_is_wider_than_the_page_and_nothing_is_fetched(chromium, pages, name, width):
+def test_the_page_fits_the_width_and_fetches_nothing(chromium, pages, name, width):
     chromium.open(pages[name], width)
     assert chromium.evaluate("document.documentElement.scrollWidth") == chromium.evaluate("innerWidth") == width
     assert chromium.evaluate(TOO_WIDE) == []
@@ -62,14 +68,14 @@ def test_nothing_is_wider_than_the_page_and_nothing_is_fetched(chromium, pages, 
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_figures_can_be_read_in_the_light_and_in_the_dark(chromium, pages, dark):
+def test_figures_are_legible_in_light_and_dark_mode(chromium, pages, dark):
     chromium.open(pages["twelve"], 360, dark)
     count, contrast, size, page = chromium.evaluate(WORDS)
     assert count > 100 and contrast > 4.5 and size > 9 and (page < 0.1) is dark
     assert chromium.evaluate(OVERLAPS) == []
 
 
-def test_the_parts_are_there_and_can_be_reached(chromium, pages):
+def test_all_sections_exist_and_are_linked(chromium, pages):
     chromium.open(pages["twelve"], 1280)
     titles = chromium.evaluate("[...document.querySelectorAll('h2')].map(e => e.textContent)")
     assert titles[-1] == "Commands and versions" and len(titles) == 4
@@ -83,11 +89,11 @@ def test_the_parts_are_there_and_can_be_reached(chromium, pages):
     assert len(boxes) > 20 and min(min(box) for box in boxes) > 150
 
 
-def test_a_figures_file_is_a_picture_by_itself(chromium, pages):
+def test_a_figure_file_follows_light_and_dark_mode(chromium, pages):
     figure = pages["twelve"].parent / "figures" / "vgg19-on-cifar10-accuracy.svg"
     for dark in (False, True):
         chromium.open(figure, 800, dark)
-        text, page = chromium.evaluate("['text', '.page'].map(s => getComputedStyle(document.querySelector(s)).color)")
+        text, page = chromium.evaluate(TITLE_AND_BACKGROUND)
         assert (text, page) == (
             ("rgb(228, 231, 234)", "rgb(21, 24, 27)") if dark else ("rgb(28, 33, 38)", "rgb(255, 255, 255)")
         )

@@ -1,4 +1,4 @@
-"""Folders as `optg train` leaves them, made without training: smooth curves that differ by method and seed."""
+"""Run folders as `optg train` writes them, made without training: smooth curves that differ by method and seed."""
 
 import json
 import math
@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from optg.report.figures import RunGroup, make_run_group
+from optg.report.runs import group_runs, read_runs
 from optg.training.recipe import Plan, Recipe, dump
 
 LAYERS = {"features.0.weight": (8, 3, 3, 3), "features.10.weight": (16, 8, 3, 3), "classifier.weight": (10, 16)}
 SIZE = sum(math.prod(shape) for shape in LAYERS.values())
 
 
-def recipe_of(**settings: Any) -> Recipe:
+def make_recipe(**settings: Any) -> Recipe:
     return Recipe(**{"model": "vgg19", "data": "cifar10", "epochs": 12, "sparsity": 0.95, **settings})
 
 
-def summary(method: str = "optg", accuracy: float = 0.93, command: str = "", **settings: Any) -> dict[str, Any]:
-    recipe = recipe_of(**settings)
+def make_summary(method: str = "optg", accuracy: float = 0.93, command: str = "", **settings: Any) -> dict[str, Any]:
+    recipe = make_recipe(**settings)
     kept = 1 - recipe.sparsity
     return {
-        "recipe": "made", "settings": asdict(recipe), "classes": 10, "shape": [3, 32, 32], "method": method,
+        "recipe": "fake", "settings": asdict(recipe), "classes": 10, "shape": [3, 32, 32], "method": method,
         "options": {"alpha": None} if method == "optg" else {}, "accuracy": accuracy, "sparsity": recipe.sparsity,
         "parameters": 20035018, "nonzero": round(20035018 * kept), "flops": round(398136320 * kept), "dense_flops": 398136320,
         "seconds": 151.8, "hardware": "NVIDIA H200", "versions": {"optg": "0.1.0", "torch": "2.11.0", "python": "3.12.3"},
@@ -31,7 +33,7 @@ def summary(method: str = "optg", accuracy: float = 0.93, command: str = "", **s
     }  # fmt: skip
 
 
-def row(epoch: int, recipe: Recipe, method: str, accuracy: float) -> dict[str, Any]:
+def make_row(epoch: int, recipe: Recipe, method: str, accuracy: float) -> dict[str, Any]:
     done = epoch / recipe.epochs
     zeros = {name: round(recipe.sparsity * done * math.prod(shape)) for name, shape in LAYERS.items()}
     rate = recipe.lr * (1 + math.cos(math.pi * done)) / 2
@@ -44,20 +46,27 @@ def row(epoch: int, recipe: Recipe, method: str, accuracy: float) -> dict[str, A
     }  # fmt: skip
 
 
-def run(
-    path: Path, method: str = "optg", accuracy: float = 0.93, *, ended: bool = True, old: bool = False, **settings: Any
+def write_run(
+    path: Path, method: str = "optg", accuracy: float = 0.93, *, finished: bool = True, old: bool = False, **settings: Any
 ) -> Path:
-    """A run's folder; `old` without what earlier versions did not record; not `ended`: cut off after half of its epochs."""
-    recipe = recipe_of(**settings)
+    """Write the folder of a run.
+
+    Args:
+        finished: False for a run that was stopped after half of its epochs.
+        old: leave out what earlier versions did not record.
+    """
+    recipe = make_recipe(**settings)
     path.mkdir(parents=True)
     (path / "recipe.toml").write_text(dump(Plan(recipe, method)))
-    rows = [row(epoch, recipe, method, accuracy) for epoch in range(1, (recipe.epochs if ended else recipe.epochs // 2) + 1)]
+    rows = [
+        make_row(epoch, recipe, method, accuracy) for epoch in range(1, (recipe.epochs if finished else recipe.epochs // 2) + 1)
+    ]
     for values in rows if old else []:
         for key in ("score_lr", "layers", "removed", "revived"):
             values.pop(key, None)
     (path / "metrics.jsonl").write_text("".join(json.dumps(values) + "\n" for values in rows))
-    if ended:
-        known = summary(method, accuracy, f"optg train --method {method} --output {path.name}", **settings)
+    if finished:
+        known = make_summary(method, accuracy, f"optg train --method {method} --output {path.name}", **settings)
         (path / "summary.json").write_text(json.dumps(known, indent=2))
         random = np.random.default_rng(0)
         tensors = {name: random.random(shape, dtype=np.float32) + 0.5 for name, shape in LAYERS.items()}
@@ -68,11 +77,17 @@ def run(
     return path
 
 
-def forty(path: Path) -> Path:
-    """Ten methods, four sparsities, and names that are long and hostile."""
+def write_forty_runs(path: Path) -> Path:
+    """Write runs of ten methods at four sparsities, with long and hostile names."""
     for i, method in enumerate(("dense", "optg", "gmp", "rigl", "granet", "set", "str", "snip", "grasp", "feather")):
         for j, sparsity in enumerate((0.9, 0.95, 0.98, 0.99)):
             name = f"{method}-{j}" if i % 2 else f"<script>alert({i})</script>-{method}-{j}-{'long' * 12}"
-            run(path / name.replace("/", "∕"), method, 0.94 - 0.004 * i * (j + 1) * (j > 0) - 0.01 * j,
+            write_run(path / name.replace("/", "∕"), method, 0.94 - 0.004 * i * (j + 1) * (j > 0) - 0.01 * j,
                 sparsity=0.0 if method == "dense" else sparsity, seed=j, old=j == 3)  # fmt: skip
     return path
+
+
+def read_group(path: Path) -> RunGroup:
+    """Return the one group of runs in a folder."""
+    ((task, runs),) = group_runs(read_runs([path])).items()
+    return make_run_group(*task, runs)
