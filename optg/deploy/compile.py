@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_map
 from optg.core.accounting import as_arguments
 from optg.deploy.engine.build import Library, NoCompiler, library
 from optg.deploy.engine.lower import Network, lower
-from optg.deploy.engine.runner import Misfit, Part, Runner, make_parts
+from optg.deploy.engine.plan import Misfit
+from optg.deploy.engine.runner import Runner
 from optg.deploy.engine.tune import Tuner
 from optg.deploy.graph import Graph, Node, Ref, capture, check_inputs, refs_in
 from optg.deploy.graph import filled as fill_refs
@@ -74,11 +75,10 @@ class Compiled:
             warnings.warn(f"optg.compile falls back to torch: {error}", stacklevel=3)
             return
         self.notes = list(self.network.notes)
-        self.runner = Runner(self.library, threads)
+        self.runner = Runner(self.library, threads, make_tuner(self.library))
         self.threads = self.runner.threads
-        self.parts = make_parts(self.network, self.runner, make_tuner(self.library))
-        self.freed = freed_after_parts(self.parts, self.network, self.graph)
-        made = {name for part in self.parts for name in part.new_tensors}
+        self.freed = freed_after_parts(self.network, self.graph)
+        made = {name for part in self.network.parts for name in part.new_tensors}
         returned = [self.network.root(name) for name in refs_in(self.graph.outputs)]
         self.fresh = set(returned) <= made and len(set(returned)) == len(returned)  # is each output a new tensor?
 
@@ -89,17 +89,17 @@ class Compiled:
             if value.dtype != torch.float32 or value.device.type != "cpu":
                 raise ValueError(f"the input {name} is {value.dtype} on {value.device}; the engine takes torch.float32 on cpu")
         with torch.no_grad():
-            if self.library is not None:
+            if self.runner is not None:
                 try:
                     with self.lock:
-                        outputs = self.execute([value.detach() for value in inputs], batch)
+                        outputs = self.execute([value.detach() for value in inputs], batch, self.runner)
                     return outputs if self.fresh else self.unshare(outputs, inputs)
                 except (Misfit, MemoryError) as reason:
                     if (note := f"batches of {batch} run in torch: {reason}") not in self.notes:
                         self.notes.append(note)
             return self.unshare(run_graph(self.graph, *inputs), inputs)
 
-    def execute(self, inputs: list[Tensor], batch: int) -> Any:
+    def execute(self, inputs: list[Tensor], batch: int, runner: Runner) -> Any:
         """Run all parts. Forget each value after its last use."""
         values: dict[str, Any] = dict(zip(self.graph.inputs, inputs))
 
@@ -109,8 +109,8 @@ class Compiled:
                     return known[name]
             return values[self.network.root(name)].reshape(batch, *self.network.forms[name])
 
-        for part in self.parts:
-            values.update(part.run(value, batch))
+        for part in self.network.parts:
+            values.update(part.run(value, batch, runner))
             for name in self.freed.get(part.outputs[0], ()):
                 values.pop(name, None)
         return fill_refs(self.graph.outputs, {name: value(name) for name in refs_in(self.graph.outputs)})
@@ -130,7 +130,7 @@ class Compiled:
     def summary(self) -> Table:
         """Return a table of how each layer runs."""
         table = Table("layer", "runs as", "shape", "density", "tile")
-        for part in self.parts if self.library is not None else ():
+        for part in self.network.parts if self.runner is not None else ():
             for row in part.rows():
                 table.add_row(*row)
         return table
@@ -151,13 +151,13 @@ class Compiled:
             runner.close()
 
 
-def freed_after_parts(parts: Sequence[Part], network: Network, graph: Graph) -> dict[str, list[str]]:
+def freed_after_parts(network: Network, graph: Graph) -> dict[str, list[str]]:
     """Return the values that are not needed any more after each part, by the name of its first output."""
 
     def with_roots(names: Iterable[str]) -> tuple[Ref, ...]:
         return tuple(Ref(each) for name in names for each in (name, network.root(name)))
 
-    nodes = [Node(part.outputs[0], "", with_roots(part.inputs)) for part in parts]
+    nodes = [Node(part.outputs[0], "", with_roots(part.inputs)) for part in network.parts]
     return freed_after(replace(graph, nodes=nodes, outputs=with_roots(refs_in(graph.outputs))))
 
 

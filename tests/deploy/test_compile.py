@@ -293,7 +293,7 @@ def test_threads_share_only_large_work() -> None:
         model, x = sparse(name, 0.9), torch.randn(1, *SHAPES[name])
         fast = optg.compile(model, x, threads=2)
         fast(x)
-        (program,) = fast.parts[0].programs.values()
+        (program,) = fast.network.parts[0].programs.values()
         assert program.shared == expected
 
 

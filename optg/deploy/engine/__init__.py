@@ -7,7 +7,7 @@ memory.py     the copies of each value, and where they lie in the arena
 step.py       one call of a C function
 plan.py       a segment and a number of images -> a Program: steps, in the order in which C runs them
 tune.py       chooses tiles and cuts by timing, and remembers the choices
-runner.py     threads and memory; runs the parts of a network: segments in the engine, other nodes in torch
+runner.py     threads and memory to run programs with
 build.py      compiles the C code at first use and caches it
 structs.py    the structs that Python and C share
 c/            vectors.h, program.h, engine.c (threads), and one file per operation in ops/

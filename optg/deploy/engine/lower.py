@@ -5,7 +5,7 @@ where that can apply it. A reshape becomes another name for the same value.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,31 +19,41 @@ from optg.deploy.engine.ops import RULES
 from optg.deploy.engine.ops.base import Op, Unsupported
 from optg.deploy.engine.plan import Segment
 from optg.deploy.engine.step import IDENTITY
-from optg.deploy.graph import Graph, Node, Ref, dry_run, refs_in
+from optg.deploy.graph import Graph, Node, Ref, dry_run, refs_in, resolve
+from optg.deploy.graph import filled as fill_refs
 
 PROBE = 8191  # a batch size that is unlikely to be another size of the model too; if it is, `Misfit` is raised at run time
 
 
-@dataclass
 class TorchCall:
     """A node that torch runs."""
 
-    node: Node
+    new_tensors: Sequence[str] = ()  # torch may return a view of an input
 
-    @property
-    def output(self) -> str:
-        return self.node.name
+    def __init__(self, node: Node) -> None:
+        self.node, self.output, self.outputs = node, node.name, [node.name]
+        self.inputs = list(refs_in((node.args, node.kwargs)))
 
-    @property
-    def inputs(self) -> list[str]:
-        return list(refs_in((self.node.args, self.node.kwargs)))
+    def run(self, value: Callable[[str], Any], batch: int, runner: Any) -> dict[str, Any]:
+        """Compute the output. `value` returns the value of a name."""
+        known = {name: value(name) for name in self.inputs}
+        args, kwargs = fill_refs(self.node.args, known), fill_refs(self.node.kwargs, known)
+        return {self.output: resolve(self.node.op)(*args, **kwargs)}
+
+    def rows(self) -> list[list[str]]:
+        """Return its row in the table of a compiled model; sizes have none."""
+        shown = self.node.op.startswith("aten.") and ".sym_" not in self.node.op
+        return [[self.output, f"torch {self.node.op}"]] if shown else []
+
+
+Part = Segment | TorchCall
 
 
 @dataclass
 class Network:
     """A model in the order in which it runs: segments for the engine, single nodes for torch."""
 
-    parts: list[Segment | TorchCall]
+    parts: list[Part]
     roots: dict[str, str]  # a reshaped value -> the value whose numbers it has
     forms: dict[str, tuple[int, ...]]  # the shape of every value that begins with the batch, without the batch
     notes: list[str]
@@ -98,9 +108,9 @@ class Lowering:
                     self.notes.append(f"{node.name} ({node.op}) runs in torch{detail}")
         return Network(self.parts(), self.roots, self.forms, self.notes)
 
-    def parts(self) -> list[Segment | TorchCall]:
+    def parts(self) -> list[Part]:
         """Drop operations that nothing needs, and group those of the engine into segments."""
-        parts: list[Segment | TorchCall] = []
+        parts: list[Part] = []
         segment: Segment | None = None
         for op in self.needed(self.order):
             if isinstance(op, TorchCall):
@@ -108,7 +118,7 @@ class Lowering:
                 segment = None
             else:
                 if segment is None:
-                    segment = Segment([], self.shapes)
+                    segment = Segment([], self.shapes, self.forms)
                     parts.append(segment)
                 segment.ops.append(op)
         used = {self.root(name) for name in refs_in(self.graph.outputs)}

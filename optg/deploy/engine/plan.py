@@ -6,11 +6,14 @@ at the *cut* the images are put side by side, each into its own lane.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from optg.deploy.engine import structs
 from optg.deploy.engine.build import Library
@@ -19,20 +22,29 @@ from optg.deploy.engine.ops import copy
 from optg.deploy.engine.ops.base import Op
 from optg.deploy.engine.step import Step
 from optg.deploy.engine.structs import FIRST_TENSOR, Section
-from optg.deploy.engine.tune import Tuner
+from optg.deploy.engine.tune import Tuner, fastest
+
+if TYPE_CHECKING:
+    from optg.deploy.engine.runner import Runner
 
 SIDE_BY_SIDE = 8 << 20  # largest value, in bytes, that is put side by side
 SHARED = 100_000  # multiply-adds per step, on average, below which threads would wait for each other longer than they work
 CHAINED, STRIP = 2 << 20, 384 << 10  # bytes of a value that is computed in strips, and of a strip
 
 
+class Misfit(Exception):
+    """A value has another shape than the one planned for: torch then runs the model."""
+
+
 @dataclass
 class Segment:
-    """Operations that run one after the other, without torch in between."""
+    """Operations that run one after the other in the engine, without torch in between."""
 
     ops: list[Op]
-    shapes: dict[str, Shape]
-    outputs: list[str] = field(default_factory=list)  # used elsewhere
+    shapes: dict[str, Shape]  # of the values: channels, height, width
+    forms: dict[str, tuple[int, ...]]  # of the same values in torch, without the batch
+    outputs: list[str] = field(default_factory=list)  # values that are used elsewhere
+    programs: "dict[int, Program]" = field(default_factory=dict)  # by the number of images in a group
 
     @cached_property
     def inputs(self) -> list[str]:
@@ -40,9 +52,60 @@ class Segment:
         made = {op.output for op in self.ops}
         return list(dict.fromkeys(name for op in self.ops for name in op.inputs if name not in made))
 
+    @property
+    def new_tensors(self) -> list[str]:
+        """The outputs that share no memory with inputs."""
+        return self.outputs
+
     def work(self) -> int:
         """Return the multiply-adds of one image."""
         return sum(op.nonzero * self.shapes[op.output][1] * self.shapes[op.output][2] for op in self.ops)
+
+    def run(self, value: Callable[[str], Tensor], batch: int, runner: "Runner") -> dict[str, Tensor]:
+        """Compute the outputs. `value` returns the value of a name."""
+        given = [value(name).contiguous() for name in self.inputs]
+        for name, tensor in zip(self.inputs, given):
+            if tensor.shape != (batch, *self.forms[name]):
+                raise Misfit(f"{name} is {'×'.join(map(str, tensor.shape))} then")
+        made = {name: torch.empty(batch, *self.forms[name]) for name in self.outputs}
+        tensors = [*given, *made.values()]
+        done = 0
+        for images, groups in split(batch, runner.library.lanes):
+            addresses = structs.pointers([(tensor[done:] if done else tensor).data_ptr() for tensor in tensors])
+            runner.run(self.program(images, runner), addresses, len(tensors), groups)
+            done += images * groups
+        return made
+
+    def program(self, images: int, runner: "Runner") -> "Program":
+        """Return the program for a group of this many images; plan it at first use."""
+        if images not in self.programs:
+            tuner = runner.tuner
+            known = tuner.known_cut(self, images)
+            choices = cuts(self, images) if images > 1 else [0]
+            if known is not None and images > 1 and 0 <= known <= len(self.ops):
+                choices = [known]
+            programs = [Program(self, images, cut, runner.library, tuner) for cut in choices]
+            program = programs[0]
+            if len(programs) > 1:
+                program = fastest(programs, runner.time)
+                tuner.remember_cut(self, images, program.cut)
+            self.programs[images] = program
+            tuner.save()
+        return self.programs[images]
+
+    def rows(self) -> list[list[str]]:
+        """Return the rows of the operations in the table of a compiled model."""
+        tiles = {step.op.output: step.choice for p in self.programs.values() for step in p.steps if step.op is not None}
+        return [op.describe(self.shapes[op.output], tiles.get(op.output)) for op in self.ops]
+
+
+def split(batch: int, lanes: int) -> list[tuple[int, int]]:
+    """Split a batch into groups: (images in a group, number of such groups). It does not depend on the number of threads."""
+    whole, rest = divmod(batch, lanes)
+    groups = [(lanes, whole)] if whole else []
+    if rest and 2 * rest >= lanes > 2:
+        return [*groups, (rest, 1)]
+    return [*groups, (1, rest)] if rest else groups
 
 
 def cuts(segment: Segment, images: int) -> list[int]:

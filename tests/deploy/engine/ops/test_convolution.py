@@ -103,6 +103,6 @@ def test_framed_kernels_skip_the_padding_of_small_images(isa: str, poisoned: Non
             assert relative_error(graph, 2, isa, x, cut=0) < 1e-5
             fast = compile_graph(graph, isa=isa, cut=0)
             fast(x)
-            convolutions = [program.steps[1] for program in fast.parts[0].programs.values()]
+            convolutions = [program.steps[1] for program in fast.network.parts[0].programs.values()]
             framed += any(place.layout.fill is None for step in convolutions for place in step.inputs)
     assert framed or isa == "scalar"
