@@ -132,7 +132,7 @@ class Program:
         self.segment, self.images = segment, images
         self.cut = 0 if images == 1 else cut
         places = Places(segment.shapes, library)
-        self.steps, self.border = Emission(segment, images, self.cut, places).steps_and_border()
+        self.steps, self.border = StepBuilder(segment, images, self.cut, places).build()
         chain(self.steps[: self.border])
         chain(self.steps[self.border :])
         self.size = allocate(places, self.steps)  # of the arena
@@ -152,15 +152,15 @@ class Program:
         return (Section * len(sections))(*sections)
 
 
-class Emission:
-    """Puts the steps of a segment into order, and adds copies where a value is needed in another layout."""
+class StepBuilder:
+    """Makes the steps of a segment, in order, and adds copies where a value is needed in another layout."""
 
     def __init__(self, segment: Segment, images: int, cut: int, places: Places) -> None:
         self.segment, self.images, self.cut, self.places = segment, images, cut, places
         self.steps: list[Step] = []
         self.filled: set[Place] = set()  # places that hold their value
 
-    def steps_and_border(self) -> tuple[list[Step], int]:
+    def build(self) -> tuple[list[Step], int]:
         """Return all steps, and the number of those that run image by image."""
         at_once = [1 if i < self.cut else self.images for i in range(len(self.segment.ops))]
         placed = [op.lay_out(self.places, images) for op, images in zip(self.segment.ops, at_once)]

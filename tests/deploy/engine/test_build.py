@@ -1,5 +1,6 @@
 """Compiling and caching the C code."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,16 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             build.library()
     finally:
         build._library.cache_clear()
+
+
+def test_the_key_changes_with_every_c_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(build.C_FILES, tmp_path / "c")
+    monkeypatch.setattr(build, "C_FILES", tmp_path / "c")
+    command = [shutil.which("cc") or "cc"]
+    keys = [build.key(command, ())]
+    for path in sorted((tmp_path / "c").rglob("*.[ch]")):
+        path.write_text(path.read_text() + "/* changed */\n")
+        keys.append(build.key(command, ()))
+    (tmp_path / "other.c").write_text("")
+    keys.append(build.key(command, [tmp_path / "other.c"]))
+    assert len(keys) == len(set(keys)) > 8

@@ -52,14 +52,14 @@ typedef struct {
   int64_t quit;
   const run *what;
   barrier meet;
-} pool_of_threads;
+} thread_pool;
 
 typedef struct {
-  pool_of_threads *pool;
+  thread_pool *pool;
   int64_t part;
 } worker;
 
-INLINE void pause_a_little(const pool_of_threads *p, int64_t i) {
+INLINE void pause_or_yield(const thread_pool *p, int64_t i) {
   if (i < p->patience) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -69,7 +69,7 @@ INLINE void pause_a_little(const pool_of_threads *p, int64_t i) {
   }
 }
 
-static void wait_for_all(pool_of_threads *p) {
+static void wait_for_all(thread_pool *p) {
   if (!p || p->threads < 2) return;
   const long round = atomic_load(&p->meet.round);
   if (atomic_fetch_add(&p->meet.arrived, 1) + 1 == p->threads) {
@@ -77,10 +77,10 @@ static void wait_for_all(pool_of_threads *p) {
     atomic_store(&p->meet.round, round + 1);
     return;
   }
-  for (int64_t i = 0; atomic_load(&p->meet.round) == round; i++) pause_a_little(p, i);
+  for (int64_t i = 0; atomic_load(&p->meet.round) == round; i++) pause_or_yield(p, i);
 }
 
-static void run_group(const run *r, context *c, pool_of_threads *p, int64_t *times) {
+static void run_group(const run *r, context *c, thread_pool *p, int64_t *times) {
   for (int64_t s = 0; s < r->section_count; s++) {
     for (c->pass = 0; c->pass < r->sections[s].passes; c->pass++)
       for (int64_t i = 0; i < r->sections[s].count; i++) {
@@ -99,7 +99,7 @@ static void run_group(const run *r, context *c, pool_of_threads *p, int64_t *tim
   }
 }
 
-static void work(const run *r, int64_t part, int64_t parts, pool_of_threads *p) {
+static void work(const run *r, int64_t part, int64_t parts, thread_pool *p) {
   char *buffers[r->input_count + 2];
   buffers[0] = NULL;
   buffers[1] = r->arenas[r->together ? 0 : part];
@@ -114,10 +114,10 @@ static void work(const run *r, int64_t part, int64_t parts, pool_of_threads *p) 
 
 static void *serve(void *argument) {
   const worker w = *(worker *)argument;
-  pool_of_threads *p = w.pool;
+  thread_pool *p = w.pool;
   free(argument);
   for (long seen = 0;;) {
-    for (int64_t i = 0; atomic_load(&p->job) == seen && i < 2 * p->patience; i++) pause_a_little(p, i);
+    for (int64_t i = 0; atomic_load(&p->job) == seen && i < 2 * p->patience; i++) pause_or_yield(p, i);
     if (atomic_load(&p->job) == seen) {
       pthread_mutex_lock(&p->lock);
       while (atomic_load(&p->job) == seen) pthread_cond_wait(&p->wake, &p->lock);
@@ -130,7 +130,7 @@ static void *serve(void *argument) {
   }
 }
 
-static void announce(pool_of_threads *p) {
+static void announce(thread_pool *p) {
   pthread_mutex_lock(&p->lock);
   atomic_fetch_add(&p->job, 1);
   pthread_cond_broadcast(&p->wake);
@@ -139,7 +139,7 @@ static void announce(pool_of_threads *p) {
 
 /* Return a pool of `threads` threads, the caller's included, on `cores` cores; NULL if out of memory. */
 void *engine_pool(int64_t threads, int64_t cores) {
-  pool_of_threads *p = calloc(1, sizeof *p);
+  thread_pool *p = calloc(1, sizeof *p);
   if (!p || !(p->ids = calloc(threads, sizeof *p->ids))) {
     free(p);
     return NULL;
@@ -162,10 +162,10 @@ void *engine_pool(int64_t threads, int64_t cores) {
   return p;
 }
 
-int64_t engine_pool_threads(const void *pool) { return ((const pool_of_threads *)pool)->threads; }
+int64_t engine_pool_threads(const void *pool) { return ((const thread_pool *)pool)->threads; }
 
 void engine_pool_free(void *pool) {
-  pool_of_threads *p = pool;
+  thread_pool *p = pool;
   if (p->owner == getpid()) {
     p->quit = 1;
     announce(p);
@@ -178,7 +178,7 @@ void engine_pool_free(void *pool) {
 }
 
 void engine_run(void *pool, const run *r) {
-  pool_of_threads *p = pool;
+  thread_pool *p = pool;
   if (!p || p->threads < 2 || p->owner != getpid()) {
     work(r, 0, 1, NULL);
     return;
@@ -187,7 +187,7 @@ void engine_run(void *pool, const run *r) {
   atomic_store(&p->done, 0);
   announce(p);
   work(r, 0, p->threads, p);
-  for (int64_t i = 0; atomic_load(&p->done) + 1 < p->threads; i++) pause_a_little(p, i);
+  for (int64_t i = 0; atomic_load(&p->done) + 1 < p->threads; i++) pause_or_yield(p, i);
 }
 
 /* Return the nanoseconds that a step takes, alone and with warm caches: the shortest of several runs. */

@@ -100,12 +100,13 @@ class Convolution(Op):
 
 @dataclass(eq=False, kw_only=True)
 class ConvolutionStep(Step):
+    op: Convolution
+    own: ConvolutionStruct
     layouts: tuple[Layout, Layout, Layout | None]  # of the input, the output, and the value to add
     stride: Pair
     framed: bool
 
     def tune(self, tuner: "Tuner", arena: int) -> None:
-        assert isinstance(self.op, Convolution) and isinstance(self.own, ConvolutionStruct)
         layer = Layer(self.op, self.layouts, self.stride, self.framed, self.strip, tuner.library, self.own, self.c)
         self.choice = tuner.choose(layer, arena)
         self.arrays += layer.arrays
