@@ -66,7 +66,10 @@ class Library:
 
     def function(self, name: str) -> int:
         """Return the address of a C function."""
-        address = ctypes.cast(getattr(self.c, name), ctypes.c_void_p).value
+        try:
+            address = ctypes.cast(getattr(self.c, name), ctypes.c_void_p).value
+        except AttributeError:
+            raise LookupError(f"no C function {name}; expected it in a file of c/ops/ or in the operation's `source`") from None
         assert address is not None
         return address
 

@@ -65,8 +65,9 @@ class Segment:
         """Compute the outputs. `value` returns the value of a name."""
         given = [value(name).contiguous() for name in self.inputs]
         for name, tensor in zip(self.inputs, given):
-            if tensor.shape != (batch, *self.forms[name]):
-                raise Misfit(f"{name} is {'×'.join(map(str, tensor.shape))} then")
+            if tensor.shape != (wanted := (batch, *self.forms[name])):
+                found, expected = ("×".join(map(str, shape)) for shape in (tensor.shape, wanted))
+                raise Misfit(f"{name} has the shape {found}; expected {expected}")
         made = {name: torch.empty(batch, *self.forms[name]) for name in self.outputs}
         tensors = [*given, *made.values()]
         done = 0
@@ -161,7 +162,7 @@ class StepBuilder:
         self.filled: set[Place] = set()  # places that hold their value
 
     def build(self) -> tuple[list[Step], int]:
-        """Return all steps, and the number of those that run image by image."""
+        """Return all steps, and how many of them run image by image."""
         at_once = [1 if i < self.cut else self.images for i in range(len(self.segment.ops))]
         placed = [op.lay_out(self.places, images) for op, images in zip(self.segment.ops, at_once)]
         border = 0

@@ -90,3 +90,9 @@ def test_the_engine_runs_the_new_op(hardshrink: None, threads: int) -> None:
 def test_torch_runs_an_op_that_the_engine_does_not_have() -> None:
     fast = optg.compile(network(), torch.randn(1, 3, 12, 10))
     assert any("hardshrink" in note and "runs in torch" in note for note in fast.notes)
+
+
+def test_a_missing_c_function_is_named(hardshrink: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HardShrink, "function", "softshrink")
+    with pytest.raises(LookupError, match="no C function op_softshrink; expected it in a file of c/ops/"):
+        optg.compile(network(), torch.randn(1, 3, 12, 10))

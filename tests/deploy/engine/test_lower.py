@@ -1,4 +1,4 @@
-"""Graphs -> operations: what is folded, what is renamed, what is left to torch."""
+"""Lowering a graph: folding, renaming, and nodes left to torch."""
 
 import torch
 

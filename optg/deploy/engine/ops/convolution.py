@@ -107,7 +107,7 @@ class ConvolutionStep(Step):
     framed: bool
 
     def tune(self, tuner: "Tuner", arena: int) -> None:
-        layer = Layer(self.op, self.layouts, self.stride, self.framed, self.strip, tuner.library, self.own, self.c)
+        layer = Layer(self, tuner.library)
         self.choice = tuner.choose(layer, arena)
         self.arrays += layer.arrays
 

@@ -14,9 +14,8 @@ from optg.deploy.engine.build import Kernel, Library
 from optg.deploy.engine.layout import Layout
 
 if TYPE_CHECKING:
-    from optg.deploy.engine import structs
     from optg.deploy.engine.ops.base import Pair
-    from optg.deploy.engine.ops.convolution import Convolution, ConvolutionStruct
+    from optg.deploy.engine.ops.convolution import Convolution, ConvolutionStep
 
 TRIED = 6  # candidates of each kind to time
 PARTS = 45e3, 110e3  # bytes of the input that a tile should read at once: a little more than the first cache holds
@@ -130,22 +129,20 @@ class Taps:
 class Layer:
     """A convolution in its layouts, ready to be tiled."""
 
-    def __init__(
-        self, op: "Convolution", layouts: tuple[Layout, Layout, Layout | None], stride: "Pair", framed: bool,
-        strip: int | None, library: Library, own: "ConvolutionStruct", step: "structs.Step",
-    ) -> None:  # fmt: skip
-        self.op, self.stride, self.framed, self.library, self.own, self.step = op, stride, framed, library, own, step
-        self.source, self.output, self.added = layouts
+    def __init__(self, step: "ConvolutionStep", library: Library) -> None:
+        self.step, self.library, self.own = step.c, library, step.own
+        self.op, self.stride, self.framed = op, stride, framed = step.op, step.stride, step.framed
+        self.source, self.output, self.added = step.layouts
         self.taps = Taps(op, self.source, stride, framed)
         self.weight = self.taps.weight
         self.unions: dict[int, float] = {}
         self.rows, self.columns = self.output.visible
-        flat = all(layout is None or layout.flat for layout in layouts)
+        flat = all(layout is None or layout.flat for layout in step.layouts)
         self.flat = flat and op.window.kernel == stride == (1, 1) and self.rows > 1  # are all rows one long row?
         # Tiles of one row or column may leave out taps that only read padding, unless all rows are one.
         grid = self.source.grid
         self.trims = grid.rows == grid.columns == 1 and any(self.source.halo) and not self.flat and not framed
-        self.strip = strip or self.rows  # rows of a strip
+        self.strip = step.strip or self.rows  # rows of a strip
         edges = [*range(0, self.rows, self.strip), self.rows]
         self.row_strips, self.column_strips = edges, [0, self.columns]
         if self.flat:
