@@ -1,9 +1,9 @@
-"""Where the time of sparse inference goes: each step of the engine, in sequence and alone, against the floor.
+"""Show where the time of sparse inference goes: each step of the engine, in the network and alone, against the CPU's peak.
 
     python benchmarks/inference_layers.py --model resnet50 --sparsity 0.9 --batch 1 --threads 1
 
-The masks are random, with a layer's density ∝ ERK's to a power: by default the one that gives the model the FLOPs it has under
-OptG. --power 0 is uniform, --power 1 is ERK.
+The masks are random. A layer's density is proportional to its ERK density to a power; the default power gives the model as many
+FLOPs as OptG leaves. --power 0 is uniform, --power 1 is ERK.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from optg.core import accounting
 from optg.core import budgets as allocation
 from optg.core.ranking import zeros_at
 from optg.deploy.engine import structs
-from optg.deploy.engine.net import Conv
+from optg.deploy.engine.plan import split
 from optg.models import build
 
-FLOOR = 58.0  # GMAC/s of one core, all operands in registers or the first cache
-FLOPS = {  # under OptG: Tables 2 and 3 of the paper; VGG-19's in RESULTS.md
+PEAK = 58.0  # GMAC/s of one core, with all operands in registers or the first cache
+FLOPS = {  # after OptG: Tables 2 and 3 of the paper; VGG-19's from RESULTS.md
     "resnet50": {0.9: 342e6, 0.95: 221e6, 0.98: 126e6},
     "mobilenet_v1": {0.8: 124e6, 0.9: 80e6},
     "vgg19": {0.9: 40e6, 0.95: 27.8e6, 0.98: 19.7e6},
@@ -30,14 +30,14 @@ SIZES = {"resnet50": (1000, 224), "mobilenet_v1": (1000, 224), "vgg19": (10, 32)
 
 
 def kept_by(shapes: list[torch.Size], sparsity: float, power: float) -> list[int]:
-    """How many weights each layer keeps; its density ∝ its ERK density to this power."""
+    """Return how many weights each layer keeps; its density is proportional to its ERK density to this power."""
     sizes = [shape.numel() for shape in shapes]
     shares = [share**power for share in allocation.erk(shapes)]
     return allocation.fill(shares, sizes, sum(sizes) - zeros_at(sparsity, sum(sizes)))
 
 
 def sparsify(model: nn.Module, sparsity: float, power: float, seed: int = 0) -> nn.Module:
-    """Random masks; a layer's density ∝ its ERK density to this power."""
+    """Apply random masks; a layer's density is proportional to its ERK density to this power."""
     generator = torch.Generator().manual_seed(seed)
     weights = [m.weight for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     shapes = [w.shape for w in weights]
@@ -50,7 +50,7 @@ def sparsify(model: nn.Module, sparsity: float, power: float, seed: int = 0) -> 
 
 
 def optg_power(name: str, sparsity: float) -> float:
-    """The power that gives the model the FLOPs it has under OptG, by bisection; 0.5 where they are not known."""
+    """Find the power that leaves as many FLOPs as OptG does, by bisection; return 0.5 if that number is not known."""
     if sparsity not in FLOPS[name]:
         return 0.5
     classes, size = SIZES[name]
@@ -65,7 +65,7 @@ def optg_power(name: str, sparsity: float) -> float:
 
 
 def settle(model: nn.Module) -> nn.Module:
-    """Norms as after training, so that values neither vanish nor explode."""
+    """Give the norms statistics as after training, so that values neither vanish nor explode."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(0, 0.1)
@@ -95,45 +95,43 @@ def main() -> None:
 
 def report(fast: "optg.deploy.compile.Compiled", x: torch.Tensor, runs: int) -> None:
     fast(x)
-    programs = [program for part in fast.parts if hasattr(part, "programs") for program in part.programs.values()]
+    segments = [part for part in fast.network.parts if hasattr(part, "programs")]
+    programs = [program for segment in segments for program in segment.programs.values()]
     rows = {program: [] for program in programs}
     for _ in range(runs):
-        fast.times = {program: np.zeros(len(program.steps), np.int64) for program in programs}
+        fast.runner.times = {program: np.zeros(len(program.steps), np.int64) for program in programs}
         fast(x)
-        for program, times in fast.times.items():
+        for program, times in fast.runner.times.items():
             rows[program].append(times)
-    fast.times = None
-    names = ("output", "density", "tile", "MMAC", "ms", "alone", "GMAC/s", "of floor")
+    fast.runner.times = {}
+    names = ("output", "density", "tile", "MMAC", "ms", "alone", "GMAC/s", "of peak")
     print(f"{'layer':30}" + "".join(f" {name:>{width}}" for name, width in zip(names, (12, 8, 9, 8, 8, 8, 7, 8))))
     total = macs = 0.0
     _, arena = structs.arena(max(program.size for program in programs))
     inputs = structs.pointers([])
+    all_groups = dict(split(len(x), fast.library.lanes))
     for program in programs:
-        border = program.border if program.cut else 0
+        groups = -(-all_groups[program.images] // fast.threads)  # of the first thread
         for i, step in enumerate(program.steps):
-            op, label = program.labels[i]
-            images = x.shape[0] // program.images * program.images
             ms = float(np.median([times[i] for times in rows[program]])) / 1e6
-            groups = max(1, -(-(images // program.images) // fast.threads))  # the first thread's
             total += ms
-            if not isinstance(op, Conv):
+            if (tiling := step.choice) is None:
                 if ms > 0.01:
-                    print(f"{label or type(op).__name__:30} {'':>12} {'':>8} {'':>9} {'':>8} {ms:8.3f}")
+                    print(f"{step.label:30} {'':>12} {'':>8} {'':>9} {'':>8} {ms:8.3f}")
                 continue
-            alone = fast.library.c.engine_time(structs.address(step), arena, structs.address(inputs), 0, 5) / 1e6
-            shape = program.segment.shapes[op.output]
+            alone = fast.library.c.engine_time(structs.address(step.c), arena, structs.address(inputs), 0, 5) / 1e6
+            op, shape = step.op, program.segment.shapes[step.op.output]
             work = op.nonzero * shape[1] * shape[2] * groups * program.images / 1e6
-            alone *= groups * (program.images if i < border else 1)
+            alone *= groups * (program.images if i < program.border else 1)
             macs += work
-            tiling = program.tilings[op.output]
             tile = "×".join(map(str, tiling[:3])) + "t" * tiling.trimmed + "o" * tiling.outside
             tile += f"/{tiling.parts}" * (tiling.parts > 1)
             print(
                 f"{op.name:30} {'×'.join(map(str, shape)):>12} {op.nonzero / op.weight.size:8.2%} {tile:>9} {work:8.2f}"
-                f" {ms:8.3f} {alone:8.3f} {work / ms:7.1f} {work / ms / FLOOR:8.0%}"
+                f" {ms:8.3f} {alone:8.3f} {work / ms:7.1f} {work / ms / PEAK:8.0%}"
             )
     rate = macs / total
-    print(f"{'together':30} {'':>12} {'':>8} {'':>9} {macs:8.1f} {total:8.3f} {'':>8} {rate:7.1f} {rate / FLOOR:8.0%}")
+    print(f"{'total':30} {'':>12} {'':>8} {'':>9} {macs:8.1f} {total:8.3f} {'':>8} {rate:7.1f} {rate / PEAK:8.0%}")
 
 
 if __name__ == "__main__":

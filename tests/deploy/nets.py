@@ -1,4 +1,4 @@
-"""Networks that the tests of deployment share."""
+"""Networks that the deployment tests share."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ from optg.deploy.graph import Graph, capture
 
 
 class Odd(nn.Module):
-    """Parts that no engine of ours knows, writes in place, tied weights, constants of three kinds, several outputs."""
+    """A model with unsupported operations, in-place writes, tied weights, three kinds of constants and several outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ SHAPES = {
 
 @cache
 def sparse(name: str, sparsity: float = 0.98) -> nn.Module:
-    """A model of ours with random zeros, and norms that have seen something. Not to be changed."""
+    """Return one of our models with random zeros and settled norms. Do not change it: all tests share it."""
     torch.manual_seed(0)
     model = models.build(name, 10)
     prune_at_random(model, sparsity)
@@ -59,4 +59,5 @@ def sparse(name: str, sparsity: float = 0.98) -> nn.Module:
 
 @cache
 def captured(name: str) -> Graph:
+    """Return the graph of `sparse(name)`."""
     return capture(sparse(name), torch.zeros(1, *SHAPES[name]))

@@ -1,4 +1,4 @@
-"""optg.compile on whole nets, and as its users meet it."""
+"""optg.compile on whole nets, and its behaviour for users."""
 
 import contextlib
 import copy
@@ -20,12 +20,12 @@ from torch.nn import functional as F
 
 import optg
 from optg.deploy.bench import prune_at_random, settle_norms
-from optg.deploy.engine import build, tune
+from optg.deploy.engine import build
 from tests.deploy.nets import SHAPES, Odd, sparse
 
 
-def exactly(model: nn.Module, x: Tensor) -> Tensor:
-    """The model in float64; it is left in float32."""
+def run_in_float64(model: nn.Module, x: Tensor) -> Tensor:
+    """Run the model in float64; leave it in float32."""
     try:
         with torch.no_grad():
             return model.double()(x.double())
@@ -45,7 +45,7 @@ def test_whole_nets(name: str, sparsity: float) -> None:
     model = sparse(name, sparsity)
     torch.manual_seed(0)
     x = torch.randn(17, *SHAPES[name])
-    exact = exactly(model, x)
+    exact = run_in_float64(model, x)
     fast = optg.compile(model, x[:1], threads=2)
     assert not fast.notes
     for batch in (1, 17):
@@ -55,22 +55,22 @@ def test_whole_nets(name: str, sparsity: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet20", "vit_ti-cifar"])
-def test_what_the_engine_does_not_know_runs_in_torch(name: str) -> None:
-    """ResNet-20's shortcuts slice and pad; a ViT is attention."""
+def test_unsupported_operations_run_in_torch(name: str) -> None:
+    """ResNet-20 slices and pads in its shortcuts; a ViT uses attention."""
     model = sparse(name, 0.9)
     x = torch.randn(3, *SHAPES[name])
     fast = optg.compile(model, x)
     assert fast.notes
-    assert error(fast(x), exactly(model, x)) < 1e-5
-    assert error(fast(x[:1]), exactly(model, x[:1])) < 1e-5
+    assert error(fast(x), run_in_float64(model, x)) < 1e-5
+    assert error(fast(x[:1]), run_in_float64(model, x[:1])) < 1e-5
 
 
 @pytest.fixture(scope="module")
 def torchvision() -> Iterator[ModuleType]:
-    """Its models. Operations that its compiled part defines are missing beside a CPU build of torch: two are declared here."""
+    """Return torchvision's models. Its compiled part is missing next to a CPU build of torch, so declare its two operations."""
     if not find_spec("torchvision"):
         pytest.skip("torchvision is not installed")
-    with contextlib.suppress(RuntimeError):  # they are there
+    with contextlib.suppress(RuntimeError):  # they exist already
         library = torch.library.Library("torchvision", "DEF")
         for missing in ("nms", "qnms"):
             library.define(f"{missing}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -78,18 +78,18 @@ def torchvision() -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("name", ["efficientnet_b0", "densenet121", "shufflenet_v2_x1_0"])
-def test_nets_of_torchvision(name: str, torchvision: ModuleType, tmp_path: Path) -> None:
+def test_torchvision_models(name: str, torchvision: ModuleType, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = getattr(torchvision, name)(), torch.randn(3, 3, 64, 64)
     prune_at_random(model, 0.9)
     settle_norms(model, x.shape[1:])
-    exact = exactly(model.eval(), x)
+    exact = run_in_float64(model.eval(), x)
     assert error(optg.compile(model, x[:1], threads=2)(x), exact) < 1e-4
     optg.save(model, tmp_path / "model.optg", x)
     assert error(optg.compile(optg.load(tmp_path / "model.optg"), x)(x), exact) < 1e-4
 
 
-def test_many_outputs_and_odd_parts() -> None:
+def test_several_outputs_and_unsupported_parts() -> None:
     torch.manual_seed(0)
     model, x = Odd().eval(), torch.randn(4, 3, 8, 8)
     fast = optg.compile(model, x)
@@ -111,7 +111,7 @@ class TwoInputs(nn.Module):
         return z, z.flatten(1), x
 
 
-def test_two_inputs_and_an_output_that_is_one() -> None:
+def test_two_inputs_and_an_output_that_is_an_input() -> None:
     torch.manual_seed(0)
     model, x, y = TwoInputs(), torch.randn(3, 2, 6, 5), torch.randn(3, 2, 6, 5)
     z, flat, same = optg.compile(model, (x, y))(x, y)
@@ -122,8 +122,8 @@ def test_two_inputs_and_an_output_that_is_one() -> None:
     assert torch.equal(flat, z.flatten(1)) and torch.equal(same, x)
 
 
-class Made(nn.Module):
-    """A model of one function, around a convolution."""
+class OneFunction(nn.Module):
+    """A model with a convolution and a linear layer, whose forward is a given function."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -134,27 +134,27 @@ class Made(nn.Module):
         return self.function(self, x)
 
 
-ODD = {
-    "one thing for one image": lambda m, x: m.c(x) if x.shape[0] == 1 else m.c(x) * 2,
-    "another for many": lambda m, x: m.c(x) if x.shape[0] > 4 else m.c(x) * 2,
-    "a batch that may be squeezed away": lambda m, x: m.l(F.adaptive_avg_pool2d(m.c(x), 1).squeeze()).relu(),
-    "sizes that change places": lambda m, x: m.l(m.c(x).mean((2, 3))).t().relu(),
-    "channels that change places": lambda m, x: F.relu(m.c(x).permute(1, 0, 2, 3)),
-    "two shapes of the same numbers": lambda m, x: (y := m.c(x).mean((2, 3), keepdim=True)) + y.flatten(1),
-    "a bound that is a tensor": lambda m, x: torch.clamp_min(m.c(x), m.c.bias[:, None, None]),
-    "a factor that is a size": lambda m, x: torch.add(m.c(x), m.c(x), alpha=x.shape[0]),
-    "places of maxima": lambda m, x: F.adaptive_max_pool2d(m.c(x), 2, return_indices=True),
-    "the input": lambda m, x: x.clone(),
-    "one value twice": lambda m, x: (y := m.c(x), y.clone()),
-    "a weight": lambda m, x: (m.c(x), m.c.bias.clone()),
+UNUSUAL = {
+    "a special case for one image": lambda m, x: m.c(x) if x.shape[0] == 1 else m.c(x) * 2,
+    "a special case for many": lambda m, x: m.c(x) if x.shape[0] > 4 else m.c(x) * 2,
+    "squeeze may remove the batch": lambda m, x: m.l(F.adaptive_avg_pool2d(m.c(x), 1).squeeze()).relu(),
+    "transpose": lambda m, x: m.l(m.c(x).mean((2, 3))).t().relu(),
+    "permute": lambda m, x: F.relu(m.c(x).permute(1, 0, 2, 3)),
+    "two shapes of one value": lambda m, x: (y := m.c(x).mean((2, 3), keepdim=True)) + y.flatten(1),
+    "a clamp by a tensor": lambda m, x: torch.clamp_min(m.c(x), m.c.bias[:, None, None]),
+    "a factor that is the batch size": lambda m, x: torch.add(m.c(x), m.c(x), alpha=x.shape[0]),
+    "indices of maxima": lambda m, x: F.adaptive_max_pool2d(m.c(x), 2, return_indices=True),
+    "returns its input": lambda m, x: x.clone(),
+    "returns one value twice": lambda m, x: (y := m.c(x), y.clone()),
+    "returns a weight": lambda m, x: (m.c(x), m.c.bias.clone()),
 }
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-@pytest.mark.parametrize("name", ODD)
-def test_odd_models_do_what_they_do_in_torch(name: str, batch: int) -> None:
-    """Captured with one batch, called with others; what the engine cannot know runs in torch, or is refused."""
-    model = Made(ODD[name]).eval()
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_models_behave_as_in_torch(name: str, batch: int) -> None:
+    """Capture with one batch size and call with others. What the engine cannot handle runs in torch or raises an error."""
+    model = OneFunction(UNUSUAL[name]).eval()
     fast = optg.compile(model, torch.randn(batch, 3, 8, 8))
     for other in (batch, 1, 2, 5, 8):
         x = torch.randn(other, 3, 8, 8)
@@ -169,14 +169,14 @@ def test_odd_models_do_what_they_do_in_torch(name: str, batch: int) -> None:
         got, expected = (value if isinstance(value, tuple) else (value,) for value in (got, expected))
         for a, b in zip(got, expected, strict=True):
             assert a.shape == b.shape and torch.allclose(a.float(), b.float(), atol=1e-5)
-        for value in got:  # nobody else's memory
+        for value in got:  # outputs must not share memory with anything
             value.zero_()
         again = fast(before)
         again = again if isinstance(again, tuple) else (again,)
         assert x.equal(before) and all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(again, expected))
 
 
-def test_inputs_by_name_and_place(tmp_path: Path) -> None:
+def test_inputs_by_name_and_by_position(tmp_path: Path) -> None:
     class Two(nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
             return torch.relu(a) - b
@@ -193,7 +193,7 @@ def test_inputs_by_name_and_place(tmp_path: Path) -> None:
             fast(a, b.numpy())
 
 
-def test_the_batch_is_that_of_images_where_a_number_comes_first() -> None:
+def test_batch_size_comes_from_images_when_a_scalar_comes_first() -> None:
     class Scaled(nn.Module):
         def forward(self, scale: Tensor, x: Tensor) -> Tensor:
             return torch.relu(x) * scale
@@ -205,7 +205,7 @@ def test_the_batch_is_that_of_images_where_a_number_comes_first() -> None:
     assert not any("run in torch" in note for note in fast.notes)
 
 
-def test_numbers_that_are_none() -> None:
+def test_nan_and_large_numbers() -> None:
     x = torch.randn(2, 3, 8, 8)
     x[0, 0, 0, 0] = x[1, 2, 7, 7] = float("nan")
     for pool in (nn.MaxPool2d(2), nn.MaxPool2d(3, 1, 1), nn.AdaptiveMaxPool2d(1)):
@@ -214,12 +214,12 @@ def test_numbers_that_are_none() -> None:
     assert torch.allclose(optg.compile(nn.SiLU(), x)(x), nn.SiLU()(x), rtol=1e-5, atol=1e-35)
 
 
-def test_a_copy_is_refused_and_a_child_process_goes_on() -> None:
+def test_copies_are_refused_and_a_forked_child_works() -> None:
     fast = optg.compile(nn.Conv2d(2, 3, 3), x := torch.randn(1, 2, 5, 5))
     for copying in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="a compiled model cannot be copied or pickled"):
             copying(fast)
-    with fast.lock:  # as if another thread were inside a call
+    with fast.lock:  # as if another thread were in a call
         child = os.fork()
         if child == 0:
             signal.alarm(20)
@@ -227,30 +227,7 @@ def test_a_copy_is_refused_and_a_child_process_goes_on() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF and no more"])
-def test_a_damaged_engine_is_compiled_again(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "cache", lambda: tmp_path)
-    build._library.cache_clear()
-    try:
-        build.library("scalar")
-        [path] = tmp_path.glob("engine-*.so")
-        path.unlink()
-        path.write_bytes(content)
-        build._library.cache_clear()
-        assert build.library("scalar").lanes == 1
-    finally:
-        build._library.cache_clear()
-
-
-def test_remembered_tiles_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    library = build.library()
-    monkeypatch.setattr(tune, "cache", lambda: tmp_path)
-    for content in ("[]", "null", "3", "{"):
-        (tmp_path / f"tiles-{library.key.removeprefix('engine-')}.json").write_text(content)
-        assert tune.Tuner(library).known == {}
-
-
-def test_weights_are_those_of_the_moment_of_compiling() -> None:
+def test_later_changes_of_the_model_have_no_effect() -> None:
     model, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
     fast = optg.compile(model, x)
     before = fast(x)
@@ -259,13 +236,13 @@ def test_weights_are_those_of_the_moment_of_compiling() -> None:
     assert optg.compile(model, x)(x).std(dim=(2, 3)).max() == 0
 
 
-def test_batches_of_any_size_and_memory_of_any_order() -> None:
+def test_any_batch_size_and_memory_format() -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(3, 4, 3)
     x = torch.randn(7, 3, 9, 9)
     fast = optg.compile(model, x[:2])
     assert fast(x[:0]).shape == (0, 4, 7, 7)
-    exact = exactly(model, x)
+    exact = run_in_float64(model, x)
     assert error(fast(x), exact) < 1e-5
     assert error(fast(x.to(memory_format=torch.channels_last)), exact) < 1e-5
     assert error(fast(x.flip(3).flip(3)[::2]), exact[::2]) < 1e-5
@@ -311,29 +288,16 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         build._library.cache_clear()
 
 
-def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'no such thing' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    build._library.cache_clear()
-    try:
-        with pytest.raises(build.NoCompiler, match="does not compile the engine: no such thing"):
-            build.library()
-    finally:
-        build._library.cache_clear()
-
-
-def test_threads_do_not_share_what_is_little() -> None:
+def test_threads_share_only_large_work() -> None:
     for name, expected in (("digits", False), ("vgg19", True)):
         model, x = sparse(name, 0.9), torch.randn(1, *SHAPES[name])
         fast = optg.compile(model, x, threads=2)
         fast(x)
-        (program,) = fast.parts[0].programs.values()
+        (program,) = fast.network.parts[0].programs.values()
         assert program.shared == expected
 
 
-def test_the_table_says_how_each_layer_runs() -> None:
+def test_repr_shows_how_each_layer_runs() -> None:
     model = sparse("digits", 0.9)
     x = torch.randn(1, *SHAPES["digits"])
     text = repr(optg.compile(model, x))

@@ -1,6 +1,6 @@
-"""Networks drawn at random, compiled and compared with torch in float64: what no list of layers thinks of.
+"""Compile random networks and compare them with torch in float64, to find combinations that no other test has.
 
-OPTG_NETS=500 pytest tests/deploy/test_random_nets.py draws more.
+OPTG_NETS=500 pytest tests/deploy/test_random_nets.py tries more.
 """
 
 import copy
@@ -22,7 +22,7 @@ ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.S
 
 
 class Net(nn.Module):
-    """A few operations, each on values that were made before; the last values are returned."""
+    """A few operations, each on earlier values. It returns the last value and another one."""
 
     def __init__(self, r: random.Random, image: Tensor) -> None:
         super().__init__()

@@ -1,11 +1,14 @@
-"""Inference that skips the zeros.
+"""CPU inference that skips zero weights.
 
-net.py      the operations that the engine has
-lower.py    a captured graph -> these operations: norms, additions and activations folded into convolutions
-layout.py   how a value lies in memory: which part of which image is in which lane of a vector
-plan.py     operations and a batch size -> a Program: layouts, memory, tiles, the steps that the C code runs
-tune.py     which tile suits a layer, by timing, remembered
-build.py    the C code, compiled at first use and cached
-structs.py  the structs that both sides share
-engine.c    the kernels and the threads
+lower.py      a captured graph -> segments of operations, and nodes that are left to torch
+ops/          one file per kind of operation: its torch operations, layout, memory and C struct
+layout.py     how a value lies in memory: which part of which image is in which lane of a vector
+memory.py     the copies of each value, and where they lie in the arena
+step.py       one call of a C function
+plan.py       a segment and a number of images -> a Program: steps, in the order in which C runs them
+tune.py       chooses tiles and cuts by timing, and remembers the choices
+runner.py     threads and memory to run programs with
+build.py      compiles the C code at first use and caches it
+structs.py    the structs that Python and C share
+c/            vectors.h, program.h, engine.c (threads), and one file per operation in ops/
 """

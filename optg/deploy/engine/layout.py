@@ -1,9 +1,9 @@
 """How a value lies in memory: vectors of lanes, each lane a block of an image.
 
 An image is cut into `rows` × `columns` blocks of equal size (the last ones may stick out), a batch into `images`. Lane
-(image · rows + y) · columns + x of every vector belongs to block (y, x) of that image, so that one plane is a picture of
-height × width vectors, where vector (i, j) holds pixel (i, j) of each block. Around it lies a halo: what a convolution sees
-beyond a block's edge is its neighbour's pixel, or padding.
+(image · rows + y) · columns + x of every vector belongs to block (y, x) of that image. So one plane is a picture of
+height × width vectors, where vector (i, j) holds pixel (i, j) of each block. A halo surrounds it: beyond a block's edge a
+convolution reads the neighbouring block's pixels, or padding.
 """
 
 import math
@@ -37,7 +37,7 @@ NO_HALO = Halo()
 
 @lru_cache(maxsize=4096)
 def best_grid(height: int, width: int, images: int, lanes: int) -> Grid:
-    """The grid of fewest vectors for images of this size; of equals, the one whose blocks have the shortest edges."""
+    """Return the grid with the fewest vectors for images of this size; ties go to blocks with the shortest edges."""
     per_image = lanes // images
     choices = [(r, c) for r in range(1, per_image + 1) for c in range(1, per_image // r + 1) if r <= height and c <= width]
 
@@ -58,10 +58,11 @@ class Layout:
     columns: int
     lanes: int
     halo: Halo = NO_HALO
-    fill: float | None = None  # what padding holds; None: nothing reads it
+    fill: float | None = None  # the value of padding; None: nothing reads it
 
     @property
     def vector(self) -> int:
+        """Bytes of a vector."""
         return 4 * self.lanes
 
     @property
@@ -77,7 +78,7 @@ class Layout:
 
     @property
     def start(self) -> int:
-        """Bytes to the first vector that is not halo. Halos are filled by loads that begin up to one vector early."""
+        """Bytes to the first vector after the halo. One vector is spare: the loads that fill a halo may begin that early."""
         return self.halo.top * self.row + self.halo.left * self.vector + self.vector
 
     @property
@@ -91,7 +92,7 @@ class Layout:
 
     @property
     def flat(self) -> bool:
-        """Do the rows follow each other without a gap?"""
+        """Whether the rows follow each other without a gap."""
         return self.halo.left == self.halo.right == 0 and self.visible[1] == self.columns
 
     def with_halo(self, halo: Halo, fill: float | None) -> "Layout":
@@ -99,7 +100,7 @@ class Layout:
 
     @cached_property
     def pixels(self) -> np.ndarray:
-        """For every vector that is not halo and every lane: image · height · width + pixel, or -1. rows × columns × lanes."""
+        """Which pixel each lane of each vector holds: image · height · width + pixel, or -1. Shape: rows × columns × lanes."""
         lane = np.arange(self.lanes)
         blocks = self.grid.rows * self.grid.columns
         image, by, bx = lane // blocks, lane % blocks // self.grid.columns, lane % self.grid.columns
@@ -109,7 +110,7 @@ class Layout:
         return np.where(here, (image * self.height + y) * self.width + x, -1)
 
     def offsets(self) -> np.ndarray:
-        """Bytes from `start` to every number of a plane, as `pixels` is ordered."""
+        """Return the bytes from `start` to every number of a plane, in the order of `pixels`."""
         i, j, lane = np.ogrid[: self.rows, : self.columns, : self.lanes]
         return i * self.row + j * self.vector + 4 * lane
 
@@ -117,8 +118,8 @@ class Layout:
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """How to fill the halo: (to, from, mask) for each vector, in bytes from `start`, and the masks.
 
-        A halo vector is one of the block's own, with its lanes moved by as many blocks as it lies outside: in memory, a load
-        that begins as many lanes later. The masks leave out what lies outside the image.
+        A halo vector is one of the block's own vectors with its lanes shifted by the number of blocks between them: in memory,
+        a load that begins that many lanes later. The masks exclude lanes outside the image.
         """
         entries: list[tuple[int, int, int]] = []
         masks: dict[bytes, int] = {}
@@ -127,8 +128,10 @@ class Layout:
             blocks = self.grid.rows * self.grid.columns
             exists = lane < self.grid.images * blocks
             top, left = lane % blocks // self.grid.columns * self.rows, lane % self.grid.columns * self.columns
-            inside_y = {i: exists & (top + i >= 0) & (top + i < self.height) for i in range(*self.span(0))}
-            inside_x = {j: exists & (left + j >= 0) & (left + j < self.width) for j in range(*self.span(1))}
+            rows = range(-self.halo.top, self.rows + self.halo.bottom)
+            columns = range(-self.halo.left, self.columns + self.halo.right)
+            inside_y = {i: exists & (top + i >= 0) & (top + i < self.height) for i in rows}
+            inside_x = {j: exists & (left + j >= 0) & (left + j < self.width) for j in columns}
             whole = {j for j in range(self.columns) if inside_x[j].all()}
             for i, in_rows in inside_y.items():
                 kept = whole if 0 <= i < self.rows and in_rows.all() else set()
@@ -141,9 +144,3 @@ class Layout:
                     entries.append((i * self.row + j * self.vector, source, mask))
         table = np.array(entries, np.int32).reshape(-1, 3)
         return table, np.frombuffer(b"".join(masks) or bytes(self.vector), np.int32).reshape(-1, self.lanes).copy()
-
-    def span(self, axis: int) -> tuple[int, int]:
-        """First and last row, or column, of a plane with its halo, counted from its first pixel."""
-        if axis == 0:
-            return -self.halo.top, self.rows + self.halo.bottom
-        return -self.halo.left, self.columns + self.halo.right
