@@ -26,11 +26,7 @@ from optg.deploy.engine.lower import Network, lower
 from optg.deploy.engine.plan import Misfit
 from optg.deploy.engine.runner import Runner
 from optg.deploy.engine.tune import Tuner
-from optg.deploy.graph import Graph, Node, Ref, capture, check_inputs, refs_in
-from optg.deploy.graph import filled as fill_refs
-from optg.deploy.graph import in_order as order_inputs
-from optg.deploy.graph import last_uses as freed_after
-from optg.deploy.graph import run as run_graph
+from optg.deploy.graph import Graph, Node, Ref, capture, check_inputs, fill_refs, freed_after, order_inputs, refs_in, run_graph
 
 
 def compile(model: nn.Module, example_input: Any, threads: int | None = None, *, isa: str | None = None) -> "Compiled":

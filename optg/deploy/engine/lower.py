@@ -19,8 +19,7 @@ from optg.deploy.engine.ops import RULES
 from optg.deploy.engine.ops.base import Op, Unsupported
 from optg.deploy.engine.plan import Segment
 from optg.deploy.engine.step import IDENTITY
-from optg.deploy.graph import Graph, Node, Ref, dry_run, refs_in, resolve
-from optg.deploy.graph import filled as fill_refs
+from optg.deploy.graph import Graph, Node, Ref, dry_run, fill_refs, refs_in, resolve
 
 PROBE = 8191  # a batch size that is unlikely to be another size of the model too; if it is, `Misfit` is raised at run time
 

@@ -31,6 +31,3 @@ __all__ = [
     "run_graph",
     "to_json",
 ]
-
-# Names that the engine still uses.
-filled, in_order, run = fill_refs, order_inputs, run_graph

@@ -11,8 +11,7 @@ from optg.deploy.compile import Compiled
 from optg.deploy.engine import build
 from optg.deploy.engine.ops.tiles import Layer
 from optg.deploy.engine.tune import Tuner
-from optg.deploy.graph import Graph, Node, Ref
-from optg.deploy.graph import run as run_graph
+from optg.deploy.graph import Graph, Node, Ref, run_graph
 
 FLAGS = build.cpu_flags().split()
 ISAS = [

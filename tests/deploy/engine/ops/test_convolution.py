@@ -10,8 +10,7 @@ import torch
 from optg.deploy.engine import build
 from optg.deploy.engine.ops import tiles
 from optg.deploy.engine.ops.tiles import Layer, Tiling
-from optg.deploy.graph import Node, Ref
-from optg.deploy.graph import run as run_graph
+from optg.deploy.graph import Node, Ref, run_graph
 from tests.deploy.engine.harness import (
     ISAS,
     RandomTuner,

@@ -5,8 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from optg.deploy.graph import Node, Ref
-from optg.deploy.graph import run as run_graph
+from optg.deploy.graph import Node, Ref, run_graph
 from tests.deploy.engine.harness import ISAS, compile_graph, conv_node, make_graph, relative_error
 
 
