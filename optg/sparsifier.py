@@ -89,8 +89,7 @@ class Sparsifier:
         self._collapse = CollapseWatch(name, weights)
         self._collapse.warn(clock)
         self._in_step = False  # inside a step the parameters hold latent weights
-        pre, post = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
-        self._hooks = [pre(self._before_step), post(self._after_step)]
+        self._hooks = [optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step)]
         ATTACHED.add(optimizer)
 
     # ---- one step
@@ -203,8 +202,7 @@ class Sparsifier:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip like `torch.nn.utils.clip_grad_norm_`, by the norm of the gradients that the weights will receive.
 
-        Gradients are dense, and most of their norm belongs to removed weights: at 98 % sparsity about 7 times the rest. With
-        GSM, which removes nothing until the end, it is the norm of all gradients.
+        Gradients are dense, and most of their norm belongs to removed weights: at 98 % sparsity about 7 times the rest.
         """
         self._leave_step()
         return clip_grad_norm_(self.weights, self.method.dormant_gradient, max_norm, norm_type)
@@ -270,5 +268,5 @@ class Sparsifier:
         )
 
     def __repr__(self) -> str:
-        at = f"step {self.clock.step} of {self.clock.total}"
-        return f"Sparsifier({self.method}, sparsity {self.sparsity:.4f} of {self.weights.target}, {at})"
+        progress = f"sparsity {self.sparsity:.4f} of {self.weights.target}, step {self.clock.step} of {self.clock.total}"
+        return f"Sparsifier({self.method}, {progress})"

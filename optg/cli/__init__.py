@@ -10,7 +10,7 @@ import sys
 import warnings
 from importlib import import_module
 
-from optg.cli.errors import explains_itself, is_interrupt
+from optg.cli.errors import explains_itself, is_interrupt, missing_package
 from optg.naming import nearest
 
 COMMANDS = (
@@ -42,6 +42,9 @@ def main() -> None:
         if is_interrupt(error):
             print("Interrupted.", file=sys.stderr)
             sys.exit(130)
+        if package := missing_package(error):
+            print(f"optg: {package} is not installed; the command line needs it: pip install 'optg[cli]'", file=sys.stderr)
+            sys.exit(2)
         if not explains_itself(error):
             raise
         print(f"optg: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ from pathlib import Path
 import optg
 from optg.training.errors import TrainingError
 
+CLI_PACKAGES = {"rich": "rich", "tyro": "tyro", "PIL": "pillow", "matplotlib": "matplotlib"}  # import name: package
 TRUSTED = (  # where code is not the user's own
     str(Path(optg.__file__).parent),
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -20,6 +21,12 @@ def explains_itself(error: BaseException) -> bool:
         return True
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return isinstance(error, (ValueError, OSError)) and all(file.startswith(TRUSTED) for file in files)
+
+
+def missing_package(error: BaseException) -> str | None:
+    """Return the package of the `cli` extra whose absence caused an error."""
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return CLI_PACKAGES.get(missing)
 
 
 def is_interrupt(error: BaseException | None) -> bool:

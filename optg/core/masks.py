@@ -71,7 +71,7 @@ class Masks:
 
     def keep_above(self, values: list[Tensor], thresholds: Tensor) -> None:
         """Keep the weights whose magnitude exceeds their layer's threshold."""
-        self.record(self.passes.keep_above(self.tensors, values, thresholds))
+        self.record(self.structure.keep_above(self.passes, self.tensors, values, thresholds))
 
     def exchanged(self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor]) -> dict[int, Tensor]:
         """Return masks of the layers in `grow_scores` with a share of their kept weights dropped and as many others grown.

@@ -34,5 +34,9 @@ class Unstructured:
         """Return new masks from a cut of the units."""
         return passes.new_masks(units, cuts, shards)
 
+    def keep_above(self, passes: ModuleType, masks: Sequence[Tensor], values: Sequence[Tensor], thresholds: Tensor) -> Tensor:
+        """Overwrite the masks to keep units whose magnitude exceeds their layer's threshold. Return counts as `write` does."""
+        return passes.keep_above(masks, values, thresholds)
+
 
 STRUCTURES = {"unstructured": Unstructured()}

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from optg.core.schedules import default_alpha
 from optg.experiments.trained import PREFIX
-from optg.methods import METHODS, defaults
+from optg.methods import METHODS, current_options, defaults
 from optg.naming import nearest
 from optg.training import recipe as recipes
 from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, build_method, check, converted, flag
@@ -76,7 +76,7 @@ def run_key(summary: dict[str, Any]) -> str:
     """Return the key of a finished run. Settings and options missing from an older summary count as their defaults."""
     method = METHODS.get(summary["method"])
     settings = dataclasses.asdict(Recipe()) | summary["settings"]
-    options = defaults(summary["method"]) | summary["options"]
+    options = defaults(summary["method"]) | current_options(summary["method"], summary["options"])
     settings = {k: v for k, v in settings.items() if k not in EXECUTION_SETTINGS}
     settings["model"] = re.sub(f"{re.escape(PREFIX)}.*/", PREFIX, settings["model"])  # ignore the folder a model is in
     settings["milestones"] = list(settings["milestones"])  # JSON has no tuples

@@ -1,11 +1,13 @@
-"""Start a run as a process of its own, with its GPU and its share of the CPU cores."""
+"""Train a run: in a process of its own, with its GPU and its share of the CPU cores, or in this process."""
 
 import contextlib
 import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,26 @@ class Job:
     slot: int
     process: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
+
+
+def train_here(arguments: list[str], log_path: Path) -> int:
+    """Run `optg` with these arguments in this process and append its output to a log. Return the exit status."""
+    from optg.training.arguments import parse_train_args
+    from optg.training.run import run_training
+
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    before, sys.argv = sys.argv, ["optg", *arguments]
+    with log_path.open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        try:
+            run_training(*parse_train_args(arguments[1:]))
+            return 0
+        except SystemExit as leaving:
+            return leaving.code if isinstance(leaving.code, int) else 1
+        except Exception:
+            traceback.print_exc()
+            return 1
+        finally:
+            sys.argv = before
 
 
 def start_process(command: list[str], log_path: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -14,6 +14,7 @@ from optg.experiments.cell_results import (
 from optg.experiments.declaration import Experiment, Selection, experiment_datasets, experiment_names, load_experiment
 from optg.experiments.planned_run import PlannedRun, plan_run, run_key
 from optg.experiments.records import Summaries, read_records
+from optg.methods import current_options
 from optg.training import recipe as recipes
 
 INTRODUCTION = """# Results
@@ -134,7 +135,7 @@ def describe_run(summary: dict[str, Any]) -> tuple[str, str]:
         return "", summary["command"]
     settings = {key: value for key, value in summary["settings"].items() if key not in recipes.EXECUTION_SETTINGS}
     try:
-        run = plan_run(summary["recipe"], summary["method"], settings, summary["options"])
+        run = plan_run(summary["recipe"], summary["method"], settings, current_options(summary["method"], summary["options"]))
         changes = ", ".join(f"{key} {value}" for changed in run.changes for key, value in changed.items())
         return changes, f"optg {' '.join(run.arguments)}"
     except ValueError:  # the method, or one of its settings or options, no longer exists

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -21,7 +20,7 @@ from rich.table import Table
 
 from optg.experiments.history import RunHistory
 from optg.experiments.planned_run import PlannedRun, run_key
-from optg.experiments.processes import Job, interrupt_at_exit, last_line, process_environment, start_process
+from optg.experiments.processes import Job, interrupt_at_exit, last_line, process_environment, start_process, train_here
 from optg.experiments.progress import jobs_table, live_table
 from optg.experiments.records import check_summary
 from optg.training import folder as run_folder
@@ -146,10 +145,7 @@ class Runner:
     # ---- in this process
 
     def run_here(self) -> None:
-        """One after the other, with no new process for each: for runs of a second."""
-        from optg.training.arguments import parse_train_args
-        from optg.training.run import run_training
-
+        """Train one run after the other without new processes, for runs that take a second."""
         if self.deadline is not None:  # interrupts a run that is training, or else this command
             signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
             signal.setitimer(signal.ITIMER_REAL, max(self.deadline - time.monotonic(), 0.001))
@@ -157,21 +153,9 @@ class Runner:
             if self.signal is not None:
                 return
             self.waiting.remove(run)
-            started, arguments, before = time.monotonic(), self.arguments(run), sys.argv
-            self.log(run.name).parent.mkdir(parents=True, exist_ok=True)
-            sys.argv = ["optg", *arguments]
-            with self.log(run.name).open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-                try:
-                    run_training(*parse_train_args(arguments[1:]))
-                    status = 0
-                except SystemExit as leaving:
-                    status = leaving.code if isinstance(leaving.code, int) else 1
-                    self.signal = status - 128 if status > 128 else self.signal
-                except Exception:
-                    traceback.print_exc()
-                    status = 1
-                finally:
-                    sys.argv = before
+            started = time.monotonic()
+            status = train_here(self.arguments(run), self.log(run.name))
+            self.signal = status - 128 if status > 128 else self.signal
             self.ended(run, status, time.monotonic() - started)
 
     # ---- the end of a run

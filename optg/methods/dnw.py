@@ -1,7 +1,6 @@
 """Discovering Neural Wirings (DNW). Wortsman et al., 2019 (arXiv:1906.00586).
 
-DPF with a cut at every step and the target sparsity from the start: each layer keeps its largest weights, and all weights
-receive the gradient.
+DPF with a cut at every step and the target from the start: each layer keeps its largest weights, all receive the gradient.
 """
 
 from dataclasses import dataclass

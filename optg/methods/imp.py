@@ -1,5 +1,4 @@
-"""The Lottery Ticket Hypothesis: iterative magnitude pruning. Frankle & Carbin, 2019 (arXiv:1803.03635), with rewinding
-as in arXiv:1912.05671.
+"""The Lottery Ticket Hypothesis: iterative magnitude pruning (arXiv:1803.03635), with rewinding as in arXiv:1912.05671.
 
 Train, remove a share of the remaining weights by magnitude, return to the weights and optimizer state of the beginning, and
 train again, until the target is reached. The epochs given to `sparsify` hold all cycles, in equal parts. The learning rate

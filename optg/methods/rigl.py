@@ -61,5 +61,4 @@ class RigL(Gradual):
         return self.end
 
     def grow_scores(self, weights: SparseWeights, clock: Clock) -> dict[int, Tensor]:
-        """Return a score for each weight: those with the largest are grown."""
         return {layer: grad.abs() for layer, grad in weights.grads.items()}

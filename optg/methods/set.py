@@ -1,5 +1,4 @@
-"""Scalable training of artificial neural networks with adaptive sparse connectivity inspired by network science (SET).
-Mocanu et al., 2018 (arXiv:1707.04780).
+"""SET: adaptive sparse connectivity inspired by network science. Mocanu et al., 2018 (arXiv:1707.04780).
 
 RigL with random growth: no gradient is used.
 """

@@ -1,5 +1,4 @@
-"""Are Straight-Through gradients and Soft-Thresholding all you need for Sparse Training? (ST-3). Vanderschueren & De
-Vleeschouwer, 2023 (arXiv:2212.01076).
+"""Are Straight-Through gradients and Soft-Thresholding all you need for Sparse Training? (ST-3, arXiv:2212.01076).
 
 Feather's scheme with the soft threshold sign(w) · (|w| − t) and a factor per filter that makes up for the magnitude that the
 mask removes. Thresholds move at every step. ST-3σ ranks |w| · √(sum of the layer's dimensions), which evens out the scales

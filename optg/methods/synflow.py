@@ -1,5 +1,4 @@
-"""Pruning neural networks without any data by iteratively conserving synaptic flow (SynFlow). Tanaka et al., 2020
-(arXiv:2006.05467).
+"""Pruning neural networks without any data by iteratively conserving synaptic flow (SynFlow, arXiv:2006.05467).
 
 Before training and without data, in many rounds: score = (dR/d|w|)·|w|, where R is the sum of the outputs for an input of
 ones with every weight's absolute value. Round r of n keeps the share (1 − P)^(r/n). The scores of every layer have the same

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optg.methods import METHODS, defaults
+from optg.methods import METHODS, current_options, defaults
 from optg.report.markup import is_number, sparsity_label
 from optg.training import recipe
 from optg.training.recipe import EXECUTION_SETTINGS, RecipeError
@@ -133,9 +133,9 @@ def from_summary(known: Any, where: str, name: str) -> RunRecord:
     require(known, REQUIRED, where)
     require(known["settings"], SETTINGS, f"{where}: settings")
     options = known.get("options")
+    options = current_options(known["method"], options) if isinstance(options, dict) else {}
     return RunRecord(
-        name, known["method"], known["settings"], options if isinstance(options, dict) else {}, True, known["accuracy"],
-        known["sparsity"], summary=known,
+        name, known["method"], known["settings"], options, True, known["accuracy"], known["sparsity"], summary=known
     )  # fmt: skip
 
 

@@ -148,11 +148,11 @@ def converted(what: str, value: Any, kind: Any) -> Any:
 
 def build_method(plan: Plan, where: str = "recipe") -> "Method":
     """Return the plan's method, with the plan's options for it."""
-    from optg.methods import METHODS
+    from optg.methods import METHODS, current_options
 
     if plan.method not in METHODS:
         raise RecipeError(f"unknown method {plan.method!r}; {nearest(plan.method, METHODS)}")
-    kind, options = METHODS[plan.method], plan.methods.get(plan.method, {})
+    kind, options = METHODS[plan.method], current_options(plan.method, plan.methods.get(plan.method, {}))
     hints = get_type_hints(kind)
     known = [f.name for f in fields(kind)]
     for key in options:

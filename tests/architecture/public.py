@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import optg
+from optg.cli import COMMANDS, main
 from optg.methods import METHODS
 
 WIDE = {"COLUMNS": "1000"}  # keeps the help of each flag on one line
@@ -45,8 +46,6 @@ def methods() -> Iterator[str]:
 
 def show_help(*args: str) -> str:
     """Return what `optg … --help` prints. It has no boxes, because the output has no encoding."""
-    from optg.cli import main
-
     printed = io.StringIO()
     argv, environment = mock.patch.object(sys, "argv", ["optg", *args, "--help"]), mock.patch.dict("os.environ", WIDE)
     with argv, environment, redirect_stdout(printed):
@@ -76,9 +75,7 @@ def arguments(text: str) -> Iterator[str]:
 
 
 def commands() -> Iterator[str]:
-    known = re.search(r"\{([\w,-]+)\}", show_help())
-    assert known, "optg --help lists no commands"
-    for command in known[1].split(","):
+    for command in COMMANDS:
         yield f"optg {command}"
         yield from (f"    {argument}" for argument in arguments(show_help(command)))
 

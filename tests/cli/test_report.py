@@ -7,4 +7,4 @@ def test_the_page_is_written_and_its_path_printed(finished_run, tmp_path, monkey
 
 
 def test_runs_must_be_given(monkeypatch, capsys):
-    assert "there is nothing to report" in refusal(monkeypatch, capsys, "report")
+    assert "nothing to report" in refusal(monkeypatch, capsys, "report")

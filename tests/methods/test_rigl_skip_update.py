@@ -3,6 +3,7 @@ import torch
 
 import optg
 from optg.methods import RigL
+from optg.training.recipe import build_method, load
 from tests.toy import batches, convnet, step
 
 OPTIMIZERS = {
@@ -67,3 +68,22 @@ def test_by_default_weights_move_in_the_step_of_an_exchange():
             for name in values:
                 stayed = masks[name] & new_masks[name] if name in masks else ...
                 assert not torch.equal(values[name][stayed], new_values[name][stayed])
+
+
+def test_states_that_use_the_old_name_of_the_option_are_loaded():
+    model = convnet()
+    opt = OPTIMIZERS["sgd"](model.parameters())
+    method = RigL(every=4, skip_update_on_exchange=True)
+    sparsifier = optg.sparsify(model, opt, method, sparsity=0.8, epochs=4, steps_per_epoch=5)
+    state = sparsifier.state_dict()
+    state["options"]["hold"] = state["options"].pop("skip_update_on_exchange")
+    sparsifier.load_state_dict(state)
+    state["options"]["hold"] = False
+    with pytest.raises(ValueError, match="saved with options="):
+        sparsifier.load_state_dict(state)
+
+
+def test_recipes_that_use_the_old_name_of_the_option_are_read(tmp_path):
+    (tmp_path / "old.toml").write_text('data = "digits"\nmodel = "digits"\nmethod = "rigl"\n[methods.rigl]\nhold = true\n')
+    method = build_method(load(str(tmp_path / "old.toml")))
+    assert method == RigL(skip_update_on_exchange=True)
