@@ -40,8 +40,9 @@ def sparsify(
     method: str | Method = "optg",
     *,
     sparsity: float,
-    epochs: int,
-    steps_per_epoch: int,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    steps: int | None = None,
     include: Pattern | Iterable[Pattern] | None = None,
     exclude: Pattern | Iterable[Pattern] = (),
     loss: Loss | None = None,
@@ -52,7 +53,9 @@ def sparsify(
     Args:
         method: a name from `optg.methods.METHODS`, or an instance of a method with options of its own.
         sparsity: the share of weights to remove, 0 ≤ sparsity < 1. Exactly ⌈sparsity · N⌉ of N weights will be 0.
-        epochs, steps_per_epoch: the length of training; `steps_per_epoch` counts calls of `optimizer.step()`.
+        steps: the length of training, in calls of `optimizer.step()`.
+        epochs, steps_per_epoch: the other way to give it. Methods that cut once per epoch follow these epochs; with `steps`
+            alone they take min(100, steps) epochs of equal length.
         include: prune only these weights, given as module classes or shell patterns for names ("encoder.*"). By default all
             trained weights of linear, convolution and attention layers.
         exclude: do not prune these weights, given in the same way.
@@ -67,7 +70,7 @@ def sparsify(
     parameters = find_prunable(model, None if include is None else as_patterns(include), as_patterns(exclude))
     refuse_parameters(parameters, optimizer)
     weights = SparseWeights(parameters, optimizer, float(sparsity), find_axes(model, parameters))
-    return Sparsifier(name, chosen, weights, Clock(epochs, steps_per_epoch), Probe(model, loss, batches))
+    return Sparsifier(name, chosen, weights, Clock.of(epochs, steps_per_epoch, steps), Probe(model, loss, batches))
 
 
 class Sparsifier:

@@ -36,6 +36,7 @@ class StateParts(NamedTuple):
             "sparsity": self.weights.target,
             "epochs": self.clock.epochs,
             "steps_per_epoch": self.clock.steps_per_epoch,
+            **({} if self.clock.steps is None else {"steps": self.clock.steps}),
         }
 
     def save(self) -> dict[str, Any]:

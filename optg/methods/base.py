@@ -196,18 +196,25 @@ class Gradual(Method):
         weights.cut(self.ranked(weights), sparsity, self.budget)
 
     def period(self, clock: Clock) -> int:
-        """Return the steps between two cuts."""
-        return self.every or self.every_epochs * clock.steps_per_epoch
+        """Return the step of the first regular cut."""
+        return self.every or clock.end_of(self.every_epochs)
+
+    def is_regular(self, clock: Clock) -> bool:
+        """Return whether this step is a multiple of `every` steps, or of `every_epochs` epochs."""
+        if self.every:
+            return clock.step % self.every == 0
+        return clock.between_epochs and clock.epochs_before(clock.step) % self.every_epochs == 0
 
     def last_cut(self, clock: Clock) -> int:
         """Return the step of the cut that reaches the target: the last regular one up to `end`, with steps left after it."""
-        every, end = self.period(clock), min(round(self.end * clock.total), clock.total - 1)
-        regular = end - end % every
+        end = min(round(self.end * clock.total), clock.total - 1)
+        epochs = clock.epochs_before(end)
+        regular = end - end % self.every if self.every else clock.end_of(epochs - epochs % self.every_epochs)
         return max(1, regular if regular and regular >= self.start * clock.total else end)
 
     def due(self, clock: Clock) -> bool:
         last = self.last_cut(clock)
-        regular = clock.step % self.period(clock) == 0 and clock.step > 0 and clock.progress >= self.start
+        regular = self.is_regular(clock) and clock.step > 0 and clock.progress >= self.start
         return clock.step == last or (regular and (clock.step < last or self.keeps_cutting))
 
     def sparsity(self, weights: SparseWeights, clock: Clock) -> float:

@@ -38,5 +38,5 @@ class GraNet(RigL):
         return self.until
 
     def due(self, clock: Clock) -> bool:
-        late = self.last_cut(clock) < clock.step <= self.until * clock.total and clock.step % self.period(clock) == 0
+        late = self.last_cut(clock) < clock.step <= self.until * clock.total and self.is_regular(clock)
         return late or super().due(clock)
