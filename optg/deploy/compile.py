@@ -133,7 +133,8 @@ class Compiled:
 
     def __repr__(self) -> str:
         stream = io.StringIO()
-        console = Console(file=stream, width=110)
+        # In Jupyter, rich would display the table and write nothing to the stream.
+        console = Console(file=stream, width=110, force_jupyter=False, force_terminal=False)
         console.print(self.summary())
         for note in self.notes:
             console.print(f"note: {note}", soft_wrap=True, highlight=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
+from optg.core.clock import Clock
 from optg.core.schedules import default_alpha
 from optg.experiments.trained import PREFIX
 from optg.methods import METHODS, current_options, defaults
@@ -80,8 +81,10 @@ def run_key(summary: dict[str, Any]) -> str:
     settings = {k: v for k, v in settings.items() if k not in EXECUTION_SETTINGS}
     settings["model"] = re.sub(f"{re.escape(PREFIX)}.*/", PREFIX, settings["model"])  # ignore the folder a model is in
     settings["milestones"] = list(settings["milestones"])  # JSON has no tuples
+    if settings["max_steps"]:
+        settings["epochs"] = None  # has no effect
     if "alpha" in options and options["alpha"] is None:
-        options["alpha"] = default_alpha(settings["epochs"])
+        options["alpha"] = default_alpha(settings["epochs"] or Clock.of(None, None, settings["max_steps"]).epochs)
     if method and method.learns_sparsity:
         settings["sparsity"] = None
     return repr([summary["method"], sorted(settings.items()), sorted(options.items())])
@@ -106,7 +109,7 @@ def plan_run(
     plan.method = method
     options = {key: epochs_to_steps(value, plan.recipe) for key, value in options.items()}
     plan.methods = {method: {**plan.methods.get(method, {}), **options}}
-    if plan.recipe.epochs == 1 and getattr(build_method(plan), "every", 1) is None:
+    if plan.recipe.epochs == 1 and plan.recipe.max_steps is None and getattr(build_method(plan), "every", 1) is None:
         plan.methods[method]["every"] = 1  # a single epoch has no later epoch to cut at, so cut at every step
     check(plan.recipe, f"{recipe}, {method}")
     return PlannedRun(recipe, plan, starts_from)

@@ -1,5 +1,6 @@
 """The training loop. Time is the optimizer step: data order, learning rate, masks and checkpoints are functions of it."""
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from optg.training.agreement import MaskCheck, Vote
@@ -22,7 +23,7 @@ def train(
 ) -> dict[str, Any]:
     """Train to the end, from the folder's newest checkpoint if it has one. Return the metrics of the last epoch."""
     recipe, data, model, sparsifier, clock = setup.recipe, setup.data, setup.model, setup.sparsifier, setup.sparsifier.clock
-    tally = EpochTally(sparsifier)
+    tally = EpochTally(sparsifier, data.steps_per_epoch)
     guard = DivergenceGuard(model, clock, tally, folder)
     checkpoints = Checkpointer(setup, folder, parallel, tally, guard, policy)
     masks, vote = MaskCheck(sparsifier, parallel), Vote(parallel)
@@ -32,11 +33,12 @@ def train(
     model.train()
     with StopSignal(parallel) as stop:
         while not clock.finished or tally.steps:  # a checkpoint may hold a whole epoch that was not evaluated yet
-            for images, labels in data.train(tally.epoch, start=tally.steps):
+            batches = data.train(tally.epoch, start=tally.steps)
+            for images, labels in islice(batches, clock.total - clock.step):  # max_steps may end training within an epoch
                 with guard.watch_cuts():
-                    tally.add(setup.step(images, labels, learning_rate(recipe, clock)))
+                    tally.add(setup.step(images, labels, learning_rate(recipe, clock, data.steps_per_epoch)))
                 masks.check()
-                progress.step(sparsifier, tally.losses, recipe.batch_size)
+                progress.step(tally, recipe)
                 stopping, saving = vote(stop.requested, checkpoints.due())
                 if stopping or saving:
                     checkpoints.save()

@@ -8,9 +8,9 @@ from typing import Any, Self
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import Tensor
 
-from optg.sparsifier import Sparsifier
+from optg.training.recipe import Recipe
+from optg.training.tally import EpochTally
 from optg.training.tensorboard import TensorBoardLog
 
 REFRESH_SECONDS = 0.5  # reading the loss is a CPU–GPU sync, so do it seldom
@@ -52,18 +52,18 @@ class TrainingProgress:
             self.silent = True
             signal.raise_signal(signal.SIGTERM)
 
-    def step(self, sparsifier: Sparsifier, losses: list[Tensor], batch_size: int) -> None:
+    def step(self, tally: EpochTally, recipe: Recipe) -> None:
         """Update the progress bar after a step."""
         if not self.live or time.monotonic() - self.refreshed_at < REFRESH_SECONDS:
             return
-        self.refreshed_at, clock = time.monotonic(), sparsifier.clock
+        self.refreshed_at, sparsifier, clock = time.monotonic(), tally.sparsifier, tally.sparsifier.clock
         if self.task is None:
             self.task = self.bar.add_task(self.name, total=clock.total, text="")
-        loss = float(torch.stack(losses[-20:]).mean())
+        loss = float(torch.stack(tally.losses[-20:]).mean())
         accuracy = f"  accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""
-        text = f"epoch {clock.epoch}/{clock.epochs}  loss {loss:.3f}{accuracy}"
+        text = f"epoch {tally.epoch + 1}/{recipe.epochs}  loss {loss:.3f}{accuracy}"
         if self.wide:
-            speed = (self.bar.tasks[self.task].speed or 0.0) * batch_size
+            speed = (self.bar.tasks[self.task].speed or 0.0) * recipe.batch_size
             text += f"  sparsity {sparsifier.sparsity:.2%}  {speed:,.0f} images/s"
         self.bar.update(self.task, completed=clock.step, text=text)
 

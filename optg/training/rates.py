@@ -6,14 +6,14 @@ from optg.core.clock import Clock, cycle_length
 from optg.training.recipe import Recipe
 
 
-def learning_rate(recipe: Recipe, clock: Clock) -> float:
-    """Return the learning rate of the next step."""
-    epoch = clock.step / clock.steps_per_epoch
+def learning_rate(recipe: Recipe, clock: Clock, steps_per_epoch: int) -> float:
+    """Return the learning rate of the next step. `steps_per_epoch` counts the steps of a whole epoch of the data."""
+    epoch, epochs = clock.step / steps_per_epoch, clock.total / steps_per_epoch
     if epoch < recipe.warmup:
-        return recipe.lr * (clock.step + 1) / (recipe.warmup * clock.steps_per_epoch + 1)
+        return recipe.lr * (clock.step + 1) / (recipe.warmup * steps_per_epoch + 1)
     if recipe.rate_per == "epoch":
         epoch = math.floor(epoch)
-    progress = (epoch - recipe.warmup) / (recipe.epochs - recipe.warmup)
+    progress = (epoch - recipe.warmup) / (epochs - recipe.warmup)
     if recipe.cycles > 1:
         length = cycle_length(clock.total, recipe.cycles)  # as IMP divides training
         done = min(clock.step // length, recipe.cycles - 1)

@@ -8,6 +8,7 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,7 @@ class Recipe:
     folder: str | None = None  # folder that holds the dataset's files; None: ./data
     sparsity: float = 0.95  # fraction of the weights to remove
     epochs: int = 25  # epochs to train
+    max_steps: int | None = None  # optimizer steps to train, instead of epochs; may end within an epoch
     batch_size: int = 64  # images per optimizer step, over all GPUs together
     seed: int = 0  # seed of all random numbers
     optimizer: Literal["sgd", "adamw"] = "sgd"  # optimizer
@@ -168,14 +170,18 @@ def check(recipe: Recipe, where: str) -> Recipe:
     limits = {
         "sparsity": (recipe.sparsity >= 0 and recipe.sparsity < 1, "at least 0 and below 1"),
         "epochs": (recipe.epochs >= 1, "at least 1"),
+        "max_steps": (recipe.max_steps is None or recipe.max_steps >= 1, "at least 1"),
         "batch_size": (recipe.batch_size >= 1, "at least 1"),
-        "lr": (0 < recipe.lr < float("inf"), "above 0"),
+        "lr": (0 < recipe.lr < inf, "above 0"),
         "momentum": (0 <= recipe.momentum < 1, "at least 0 and below 1"),
         "weight_decay": (recipe.weight_decay >= 0, "at least 0"),
-        "warmup": (0 <= recipe.warmup < recipe.epochs, "at least 0 and below epochs"),
-        "cycles": (1 <= recipe.cycles <= recipe.epochs, "at least 1 and at most epochs"),
+        "warmup": (0 <= recipe.warmup < (inf if recipe.max_steps else recipe.epochs), "at least 0 and below epochs"),
+        "cycles": (
+            1 <= recipe.cycles <= (recipe.max_steps or recipe.epochs),
+            f"at least 1 and at most {'max_steps' if recipe.max_steps else 'epochs'}",
+        ),
         "seed": (0 <= recipe.seed < 2**63, "at least 0 and below 2^63"),
-        "gamma": (0 < recipe.gamma < float("inf"), "above 0"),
+        "gamma": (0 < recipe.gamma < inf, "above 0"),
         "milestones": (all(0 < m < 1 for m in recipe.milestones), "fractions of training, between 0 and 1"),
         "hold": (0 <= recipe.hold < 1, "at least 0 and below 1"),
         "label_smoothing": (0 <= recipe.label_smoothing < 1, "at least 0 and below 1"),

@@ -126,7 +126,7 @@ def summarize(
     account = count(model, torch.zeros(1, *setup.data.shape, dtype=next(model.parameters()).dtype))
     return {
         "recipe": plan.name,
-        "settings": dataclasses.asdict(plan.recipe),
+        "settings": dataclasses.asdict(plan.recipe) | {"epochs": setup.recipe.epochs},
         "classes": setup.data.classes,
         "shape": list(setup.data.shape),
         "method": plan.method,

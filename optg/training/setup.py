@@ -1,6 +1,7 @@
 """Build what a run needs before its first step: data, model, optimizer and sparsifier."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from optg.core.preserve import preserve_model
 from optg.data import Data
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel
-from optg.training.recipe import Plan, Recipe, build_method
+from optg.training.recipe import Plan, Recipe, RecipeError, build_method
 from optg.training.step import TrainStep
 
 
@@ -36,6 +37,8 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
         recipe.data, recipe.folder, batch_size=recipe.batch_size, device=parallel.device, seed=recipe.seed, rank=parallel.rank,
         world=parallel.world,
     )  # fmt: skip
+    if recipe.max_steps:
+        recipe = fit_max_steps(recipe, data.steps_per_epoch)
     model = models.build(recipe.model, data.classes).to(parallel.device)
     image = torch.zeros(1, *data.shape, device=parallel.device, dtype=next(model.parameters()).dtype)
     advice = f"choose another --model, or other --data than {recipe.data}"
@@ -47,14 +50,32 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     optimizer = build_optimizer(recipe, model, parallel)
     criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
     sparsifier = sparsify(
-        model, optimizer, build_method(plan), sparsity=recipe.sparsity, epochs=recipe.epochs,
-        steps_per_epoch=data.steps_per_epoch, loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
+        model, optimizer, build_method(plan), sparsity=recipe.sparsity, **length_of_training(recipe, data),
+        loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model
     if recipe.cycles == 1:  # unless the recipe says otherwise, the learning rate follows the method's cycles
         recipe = dataclasses.replace(recipe, cycles=sparsifier.method.cycles)
     step = TrainStep(forward, optimizer, sparsifier, criterion, recipe, parallel)
     return Setup(recipe, data, model, optimizer, sparsifier, step)
+
+
+def fit_max_steps(recipe: Recipe, steps_per_epoch: int) -> Recipe:
+    """Return the recipe with the number of epochs that `max_steps` begins."""
+    assert recipe.max_steps is not None
+    if recipe.warmup * steps_per_epoch >= recipe.max_steps:
+        raise RecipeError(
+            f"warmup is {recipe.warmup:g} epochs of {steps_per_epoch} steps; expected fewer steps than max_steps, which is "
+            f"{recipe.max_steps}"
+        )
+    return dataclasses.replace(recipe, epochs=math.ceil(recipe.max_steps / steps_per_epoch))
+
+
+def length_of_training(recipe: Recipe, data: Data) -> dict[str, Any]:
+    """Return the arguments of `sparsify` that say how long training is."""
+    if recipe.max_steps:
+        return {"steps": recipe.max_steps}
+    return {"epochs": recipe.epochs, "steps_per_epoch": data.steps_per_epoch}
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, parallel: Parallel) -> torch.optim.Optimizer:

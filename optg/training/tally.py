@@ -15,8 +15,9 @@ from optg.training.recipe import Recipe
 class EpochTally:
     """The losses, mask changes and time of the current epoch. They stay on the device until `row` reads them."""
 
-    def __init__(self, sparsifier: Sparsifier) -> None:
+    def __init__(self, sparsifier: Sparsifier, steps_per_epoch: int) -> None:
         self.sparsifier, self.counts = sparsifier, sparsifier.weights.counts
+        self.steps_per_epoch = steps_per_epoch  # of the data; the sparsifier's clock may have other epochs
         self.clear()
 
     def clear(self) -> None:
@@ -39,9 +40,8 @@ class EpochTally:
 
     @property
     def epoch(self) -> int:
-        """The current epoch, counted from 0."""
-        clock = self.sparsifier.clock
-        return (clock.step - self.steps) // clock.steps_per_epoch
+        """The current epoch of the data, counted from 0."""
+        return (self.sparsifier.clock.step - self.steps) // self.steps_per_epoch
 
     @property
     def seconds(self) -> float:
@@ -55,12 +55,12 @@ class EpochTally:
         """
         sparsifier, weights, clock = self.sparsifier, self.sparsifier.weights, self.sparsifier.clock
         last = clock.at(clock.step - 1)
-        rate = learning_rate(recipe, last)
+        rate = learning_rate(recipe, last, self.steps_per_epoch)
         loss, (removed, revived) = float(torch.stack(self.losses).mean()), self.moved.tolist()
         seconds = self.seconds  # after the sync: now all steps are complete
         return {
             "step": clock.step,
-            "epoch": last.epoch,
+            "epoch": self.epoch + 1,
             "loss": parallel.sum(loss)[0] / parallel.world,
             "sparsity": sparsifier.sparsity,
             "lr": rate,

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -302,3 +303,14 @@ def test_repr_shows_how_each_layer_runs() -> None:
     x = torch.randn(1, *SHAPES["digits"])
     text = repr(optg.compile(model, x))
     assert " 3×3 + relu" in text and "linear" not in text and "100.0%" in text
+
+
+def test_repr_is_the_same_string_in_jupyter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a notebook, rich displays what it prints and writes nothing to the console's file."""
+    fast = optg.compile(sparse("digits", 0.9), torch.randn(1, *SHAPES["digits"]))
+    fast.notes.append("a note")
+    expected = repr(fast)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert Console().is_jupyter
+    assert repr(fast) == str(fast) == expected and "note: a note" in expected and not capsys.readouterr().out

@@ -7,7 +7,7 @@ from optg.training.recipe import Recipe
 
 def rates(steps=10, **settings):
     recipe = Recipe(lr=1.0, **{"epochs": 10, **settings})
-    return [learning_rate(recipe, Clock(recipe.epochs, steps, step)) for step in range(recipe.epochs * steps)]
+    return [learning_rate(recipe, Clock(recipe.epochs, steps, step), steps) for step in range(recipe.epochs * steps)]
 
 
 def test_cosine_falls_from_the_first_step_to_nearly_zero():
@@ -32,6 +32,12 @@ def test_each_cycle_restarts_the_schedule():
     assert values[0] == values[50] == 1.0 and values[25] == values[75] == pytest.approx(0.5) and values[49] < 0.01
     uneven = rates(epochs=10, steps=1, cycles=3)  # 4 + 4 + 2 steps
     assert [i for i, v in enumerate(uneven) if v == 1.0] == [0, 4, 8]
+
+
+def test_a_number_of_steps_need_not_be_whole_epochs():
+    recipe, clock = Recipe(lr=1.0, warmup=0.5), Clock.of(None, None, 25)
+    values = [learning_rate(recipe, clock.at(step), 10) for step in range(25)]
+    assert values[0] == pytest.approx(1 / 6) and values[5] == 1.0 and values[15] == pytest.approx(0.5) and values[24] < 0.01
 
 
 def test_multistep_and_hold():

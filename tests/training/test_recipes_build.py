@@ -19,8 +19,9 @@ def test_a_recipe_trains_two_steps(name):
     images = IMAGES.get(plan.recipe.data, "synthetic:3x64x64:1000:64")  # ImageNet's own size takes too long on a CPU
     plan.recipe = dataclasses.replace(plan.recipe, data=images, batch_size=2, compile=False, precision="float32", epochs=10)
     setup = set_up(plan, Parallel())
+    clock, steps = setup.sparsifier.clock, setup.data.steps_per_epoch
     for images, labels in list(setup.data.train(0))[:2]:
-        assert torch.isfinite(setup.step(images, labels, learning_rate(setup.recipe, setup.sparsifier.clock)))
+        assert torch.isfinite(setup.step(images, labels, learning_rate(setup.recipe, clock, steps)))
     assert setup.sparsifier.clock.step == 2
 
 
