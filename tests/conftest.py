@@ -3,7 +3,12 @@
 `make test` passes --strict-skips: a test that is skipped for a reason not listed here fails the run.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
 import pytest
 import torch
@@ -21,6 +26,18 @@ ACCEPTED_SKIPS = {
     r"sanitizer": "the sanitizer libraries come with the C compiler, and some compilers lack them",
     r"gigabytes": "a Rice code of this size does not fit in memory",
 }
+
+
+@pytest.fixture(scope="session")
+def torchvision() -> Iterator[ModuleType]:
+    """Return torchvision's models. Its compiled part is missing next to a CPU build of torch, so declare its two operations."""
+    if not find_spec("torchvision"):
+        pytest.skip("torchvision is not installed")
+    with contextlib.suppress(RuntimeError):  # they exist already
+        library = torch.library.Library("torchvision", "DEF")
+        for missing in ("nms", "qnms"):
+            library.define(f"{missing}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    yield import_module("torchvision.models")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

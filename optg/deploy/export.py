@@ -75,6 +75,8 @@ def described(model: nn.Module, plan: Plan, facts: dict[str, Any], more: dict[st
         "method": plan.method,
         "seed": settings.seed,
     }
+    if settings.model_options:
+        origin["model_options"] = ", ".join(f"{key}={value}" for key, value in settings.model_options.items())
     origin |= {key: facts[key] for key in ("accuracy", "sparsity", "revision") if key in facts and not more}
     origin |= more | {"exported_by": f"optg {optg.__version__}, torch {torch.__version__}", "exported_at": revision()}
     shape = tuple(facts["shape"])

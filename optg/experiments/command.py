@@ -1,7 +1,6 @@
 """`optg reproduce`: its flags, and what it does with them. Torch is only imported when it is needed."""
 
 import shlex
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -191,10 +190,9 @@ def build_selection(options: Reproduce) -> "Selection":
 
 def parse_setting(text: str) -> tuple[str, Any]:
     """Split key=value. A value that is not TOML is a string."""
+    from optg.training.recipe import parse_value
+
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set {text!r}; expected a setting and its value, such as batch_size=256")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
+    return key, parse_value(value)

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import hashlib
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from optg.methods import METHODS, current_options, defaults
 from optg.naming import nearest
 from optg.training import recipe as recipes
 from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, build_method, check, converted, flag
+from optg.training.run_name import as_assignments, file_name
 
 TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
 
@@ -49,11 +49,10 @@ class PlannedRun:
         settings.pop("folder", None)
         if str(settings.get("model", "")).startswith(PREFIX):
             settings["model"] = "trained"
-        changed = [f"{k}={v}" for k, v in {**settings, **options}.items()]
+        changed = as_assignments({**settings, **options})
         plan = self.plan.recipe
         text = "-".join([self.recipe, self.plan.method, f"{plan.sparsity:g}", *changed, f"seed{plan.seed}"])
-        safe = re.sub(r"[^\w.=-]+", "_", text, flags=re.ASCII)
-        return safe if len(safe) < 200 else f"{safe[:180]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return file_name(text)
 
     @property
     def arguments(self) -> list[str]:

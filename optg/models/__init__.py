@@ -4,15 +4,18 @@ A model is a function from the number of classes to a plain `nn.Module`. Besides
 
     torchvision:NAME, timm:NAME     a model of one of these packages, if it is installed
     package.module:function         your own function, called with `classes=...`
+
+Options are passed on to the model's function as keyword arguments.
 """
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from torch import OutOfMemoryError, nn
 
@@ -41,7 +44,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 ELSEWHERE = ("torchvision:NAME", "timm:NAME", "package.module:function")
 
-__all__ = ["ELSEWHERE", "MODELS", "build", "explain_shape_errors", "small_images"]
+__all__ = ["ELSEWHERE", "MODELS", "build", "explain_shape_errors", "image_size_option", "small_images"]
 
 
 @contextmanager
@@ -51,7 +54,7 @@ def explain_shape_errors(name: str, shape: Sequence[int], advice: str) -> Iterat
         yield
     except OutOfMemoryError:
         raise  # unrelated to the shape
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, AssertionError) as error:
         if name not in MODELS and not name.startswith(("torchvision:", "timm:")):
             raise  # in a model of their own, users need to see where it fails
         size, reason = "×".join(map(str, shape)), next(iter(str(error).splitlines()), "")
@@ -63,51 +66,76 @@ def small_images(name: str) -> tuple[int, int, int]:
     return (1, 8, 8) if name == "digits" else (3, 32, 32)
 
 
-def build(name: str, classes: int) -> nn.Module:
-    """Build a model by name, with random weights."""
+def image_size_option(name: str, model: nn.Module) -> str | None:
+    """Return the option that sets the image size of a model which accepts a single size, such as a vision transformer."""
+    if name.startswith("timm:") and getattr(model, "default_cfg", {}).get("fixed_input_size"):
+        return "img_size"
+    return "image_size" if name.startswith("torchvision:") and hasattr(model, "image_size") else None
+
+
+def build(name: str, classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build a model by name, with random weights and the given options."""
+    options = options or {}
     if classes < 1:
         raise ValueError(f"classes is {classes}; expected at least 1")
-    if name in MODELS:
-        return MODELS[name](classes=classes)
+    for key in ("classes", "num_classes"):
+        if key in options:
+            raise ValueError(f"{name}: the number of classes follows from the data; remove the option {key}")
     source, colon, inner = name.partition(":")
-    if not colon:
+    if name not in MODELS and not colon:
         raise ValueError(f"unknown model {name!r}; {nearest(name, [*MODELS, *ELSEWHERE])}")
-    if source == "torchvision":
-        return from_torchvision(inner, classes)
-    if source == "timm":
-        return from_timm(inner, classes)
-    return from_function(source, inner, classes)
+    if name in MODELS:
+        make: Callable[..., nn.Module] = partial(MODELS[name], classes=classes)
+    elif source == "torchvision":
+        make = from_torchvision(inner, classes)
+    elif source == "timm":
+        make = from_timm(inner, classes)
+    else:
+        return from_function(source, inner, classes, options)
+    try:
+        return make(**options)
+    except Exception as error:
+        if not options:
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"{name} cannot be built with {as_arguments(options)}: {reason}") from error
 
 
-def from_torchvision(name: str, classes: int) -> nn.Module:
+def from_torchvision(name: str, classes: int) -> Callable[..., nn.Module]:
     models = import_or_advise("torchvision.models", "install the version for your torch with: pip install torchvision")
     # Lists classifiers only. The builders of detectors would download weights for their backbone.
     if name not in (known := models.list_models(module=models)):
         raise ValueError(f"torchvision has no classifier {name!r}{suggest(name, known)}")
-    return models.get_model(name, num_classes=classes)
+    return partial(models.get_model, name, num_classes=classes)
 
 
-def from_timm(name: str, classes: int) -> nn.Module:
+def from_timm(name: str, classes: int) -> Callable[..., nn.Module]:
     timm = import_or_advise("timm", "install it with: pip install timm")
     if name not in (known := timm.list_models()):
         raise ValueError(f"timm has no model {name!r}{suggest(name, known)}")
-    return timm.create_model(name, num_classes=classes)
+    return partial(timm.create_model, name, num_classes=classes)
 
 
-def from_function(module: str, function: str, classes: int) -> nn.Module:
+def from_function(module: str, function: str, classes: int, options: Mapping[str, Any]) -> nn.Module:
     """Build a user's own model."""
     found = import_or_advise(module, "name your own model as package.module:function")
     if not hasattr(found, function):
         raise ValueError(f"the module {module!r} has no function {function!r}{suggest(function, vars(found))}")
     make = getattr(found, function)
     try:
-        inspect.signature(make).bind(classes=classes)  # a TypeError raised inside the function is shown as it is
+        inspect.signature(make).bind(classes=classes, **options)  # a TypeError raised inside the function is shown as it is
     except TypeError as error:
-        raise ValueError(f"{module}:{function} cannot be called with classes={classes}: {error}") from error
-    model = make(classes=classes)
+        given = as_arguments({"classes": classes, **options})
+        raise ValueError(f"{module}:{function} cannot be called with {given}: {error}") from error
+    model = make(classes=classes, **options)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{module}:{function} returned a value of type {type(model).__name__}; expected a torch.nn.Module")
     return model
+
+
+def as_arguments(options: Mapping[str, Any]) -> str:
+    """Return options as a call's keyword arguments, for messages."""
+    return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
 def import_or_advise(module: str, advice: str) -> ModuleType:

@@ -54,7 +54,7 @@ def sizes_of_model(run: RunRecord) -> dict[str, int]:
     if name not in MODELS or not isinstance(classes, int):
         return {}
     with torch.device("meta"):
-        return {name: p.numel() for name, p in build(name, classes).named_parameters()}
+        return {name: p.numel() for name, p in build(name, classes, run.settings.get("model_options")).named_parameters()}
 
 
 def read_header(file: Path, prefix: str) -> dict[str, dict[str, Any]]:

@@ -242,4 +242,6 @@ def describe_setting(key: str, value: Any) -> str:
     name = key.replace("_", " ")
     if isinstance(value, bool):
         return name if value else f"no {name}"
+    if isinstance(value, dict):
+        value = ", ".join(f"{option}={chosen}" for option, chosen in value.items())
     return f"{name}\N{NO-BREAK SPACE}{value:g}" if isinstance(value, float) else f"{name}\N{NO-BREAK SPACE}{value}"

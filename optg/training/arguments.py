@@ -1,16 +1,17 @@
 """Parse the arguments of `optg train`.
 
 Which flags exist depends on the method, and their defaults on the recipe. So --recipe and --method are read first, then
-everything is parsed against that recipe and that method.
+everything is parsed against that recipe and that method. Options of the model (--model.KEY VALUE) may have any name, so they
+are taken out before.
 """
 
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from optg.training.recipe import Plan, Recipe, build_method, check, load
+from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, RecipeError, build_method, check, load, parse_value
 
 DESCRIPTION = """Train a model from a recipe and make it sparse.
 
@@ -41,10 +42,23 @@ class TrainOptions:
     tensorboard: bool = False  # also write the metrics for TensorBoard (pip install 'optg[tensorboard]')
 
 
+MODEL_OPTION = tyro.conf.arg(
+    name="model.KEY", metavar="VALUE", help="option of the model, such as --model.img-size 32; any keyword argument it takes"
+)
+
+
+@dataclass
+class RecipeFlags(Recipe):
+    """A recipe as flags. Options of the model appear in the help only."""
+
+    model_options: Annotated[str | None, MODEL_OPTION] = None  # type: ignore[assignment]
+
+
 def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     """Return what to train and how, as the arguments of `optg train` ask. Exit with a message if they are invalid."""
     from optg.methods import defaults
 
+    args, model_options = take_model_options(args)
     first, _ = tyro.cli(RecipeAndMethod, args=args, prog="optg train", add_help=False, return_unknown_args=True)
     plan = load(first.recipe)
     plan.method = first.method or plan.method
@@ -56,14 +70,40 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
         [
             ("first", Annotated[RecipeAndMethod, tyro.conf.arg(name="")]),
             ("options", Annotated[TrainOptions, tyro.conf.arg(name="")]),
-            ("recipe", Annotated[Recipe, tyro.conf.arg(name="")]),
+            ("recipe", Annotated[RecipeFlags, tyro.conf.arg(name="")]),
             ("method", Annotated[type(method), tyro.conf.arg(help=f"options of {plan.method}")]),
         ],
     )
-    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), plan.recipe, method)
+    flags = RecipeFlags(**vars(plan.recipe) | {"model_options": None})
+    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), flags, method)
     given: Any = tyro.cli(everything, args=args, default=default, prog="optg train", description=DESCRIPTION)
     usual = defaults(plan.method)
     values = {f.name: getattr(given.method, f.name) for f in fields(given.method)}
     plan.methods = {plan.method: {name: value for name, value in values.items() if value != usual[name]}}
-    plan.recipe = check(given.recipe, "command line")
+    inherited = plan.recipe.model_options if given.recipe.model == plan.recipe.model else {}
+    recipe = Recipe(**vars(given.recipe) | {"model_options": inherited | model_options})
+    plan.changes = changed(plan.recipe, recipe) | {f"method.{k}": v for k, v in values.items() if v != getattr(method, k)}
+    plan.recipe = check(recipe, "command line")
     return plan, given.options
+
+
+def take_model_options(args: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split off --model.KEY VALUE and --model.KEY=VALUE. Return the other arguments, and the options with parsed values."""
+    rest, options, remaining = [], {}, iter(args)
+    for arg in remaining:
+        flag, equals, value = arg.partition("=")
+        if not flag.startswith("--model."):
+            rest.append(arg)
+            continue
+        key = flag.removeprefix("--model.").replace("-", "_")
+        text = value if equals else next(remaining, None)
+        if not key.isidentifier() or text is None or text.startswith("--"):
+            raise RecipeError(f"{arg} has no value; expected an option of the model and its value, such as --model.img-size 32")
+        options[key] = parse_value(text)
+    return rest, options
+
+
+def changed(before: Recipe, after: Recipe) -> dict[str, Any]:
+    """Return the settings that differ, except those that every name of a run states or that change no weights."""
+    unnamed, old = ("sparsity", "seed", *EXECUTION_SETTINGS), asdict(before)
+    return {key: value for key, value in asdict(after).items() if value != old[key] and key not in unnamed}

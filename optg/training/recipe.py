@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @dataclass
 class Recipe:
     model: str = "digits"  # a built-in model's name, torchvision:NAME, timm:NAME or package.module:function
+    model_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the model: --model.KEY VALUE
     data: str = "digits"  # digits, cifar10, cifar100, imagenet, synthetic or package.module:function
     folder: str | None = None  # folder that holds the dataset's files; None: ./data
     sparsity: float = 0.95  # fraction of the weights to remove
@@ -54,12 +55,16 @@ EXECUTION_SETTINGS = ("folder", "graph", "compile")  # settings that change how 
 
 @dataclass
 class Plan:
-    """A recipe together with the name of its method and, for each method, the options that differ from its defaults."""
+    """A recipe together with the name of its method and, for each method, the options that differ from its defaults.
+
+    `changes` are the flags of `optg train` that changed the recipe, such as {"epochs": 80, "method.alpha": 0.7}.
+    """
 
     recipe: Recipe
     method: str = "optg"
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     name: str = "recipe"
+    changes: dict[str, Any] = field(default_factory=dict)
 
 
 class RecipeError(ValueError):
@@ -136,6 +141,10 @@ def converted(what: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(v, (int, float)) for v in value):
             raise RecipeError(f"{what} is {value!r}; expected a list of numbers")
         return tuple(float(v) for v in value)
+    if get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise RecipeError(f"{what} is {value!r}; expected a table")
+        return value
     expected = tuple(get_args(kind)) or (kind,)
     if value in ("none", None) and type(None) in expected:
         return None
@@ -200,18 +209,37 @@ def check(recipe: Recipe, where: str) -> Recipe:
 def dump(plan: Plan) -> str:
     """Return the plan as TOML, with every setting written out."""
     lines = [f"method = {toml(plan.method)}"]
-    lines += [f"{k} = {toml(v)}" for k, v in dataclasses.asdict(plan.recipe).items() if v is not None]
-    for method, options in plan.methods.items():
-        lines += ["", f"[methods.{toml(method)}]", *(f"{k} = {toml(v)}" for k, v in options.items())]
+    settings = dataclasses.asdict(plan.recipe)
+    options = settings.pop("model_options")
+    lines += [f"{k} = {toml(v)}" for k, v in settings.items() if v is not None]
+    tables = {"model_options": options} if options else {}
+    tables |= {f"methods.{toml(method)}": options for method, options in plan.methods.items()}
+    for name, options in tables.items():
+        lines += ["", f"[{name}]", *(f"{k} = {toml(v)}" for k, v in options.items())]
     return "\n".join(lines) + "\n"
 
 
 def flag(prefix: str, key: str, value: Any) -> list[str]:
     """Return the command-line flag of `optg train` that sets a recipe setting, or with prefix "method." a method's option."""
     name = key.replace("_", "-")
+    if key == "model_options":
+        return [text for k, v in value.items() for text in (f"--model.{k.replace('_', '-')}", plain_or_toml(v))]
     if isinstance(value, bool):
         return [f"--{prefix}{'' if value else 'no-'}{name}"]
     return [f"--{prefix}{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value on the command line as TOML. Anything else is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def plain_or_toml(value: Any) -> str:
+    """Return the text that `parse_value` reads as the value: a string as it is, if possible."""
+    return value if isinstance(value, str) and parse_value(value) == value else toml(value)
 
 
 def toml(value: Any) -> str:
@@ -225,4 +253,6 @@ def toml(value: Any) -> str:
         return f'"{escaped}"'
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(toml(v) for v in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{toml(str(k))} = {toml(v)}' for k, v in value.items())}}}"
     return repr(value)

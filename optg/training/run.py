@@ -22,6 +22,7 @@ from optg.training.folder import RunFolder, is_run
 from optg.training.loop import train
 from optg.training.parallel import Parallel, start
 from optg.training.recipe import Plan
+from optg.training.run_name import folder_name
 from optg.training.saved import read_json
 from optg.training.saving import CheckpointPolicy
 from optg.training.setup import Setup, set_up
@@ -62,11 +63,6 @@ def run_training(plan: Plan, options: "TrainOptions") -> None:
             f"{summary['flops'] / 1e6:,.1f} of {summary['dense_flops'] / 1e6:,.1f} MFLOPs. {path}",
             soft_wrap=True,
         )
-
-
-def folder_name(plan: Plan) -> str:
-    """Return the default name of a run's folder."""
-    return f"{plan.name.replace(':', '-')}-{plan.method}-{plan.recipe.sparsity:g}-seed{plan.recipe.seed}"
 
 
 def train_in(
@@ -121,7 +117,7 @@ def summarize(
     plan: Plan, setup: Setup, tensors: dict[str, Tensor], metrics: dict[str, Any], rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return everything that tables of results need to know about a run."""
-    model = models.build(plan.recipe.model, setup.data.classes)
+    model = models.build(plan.recipe.model, setup.data.classes, plan.recipe.model_options)
     model.load_state_dict(tensors)
     account = count(model, torch.zeros(1, *setup.data.shape, dtype=next(model.parameters()).dtype))
     return {

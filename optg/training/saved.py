@@ -66,7 +66,7 @@ class SavedRun:
     def model(self, classes: int | None = None) -> nn.Module:
         """Build the model on the CPU and load the saved weights. `classes` is as recorded unless given."""
         weights = self.weights()
-        model = models.build(self.plan.recipe.model, classes or self.classes)
+        model = models.build(self.plan.recipe.model, classes or self.classes, self.plan.recipe.model_options)
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:

@@ -39,9 +39,11 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     )  # fmt: skip
     if recipe.max_steps:
         recipe = fit_max_steps(recipe, data.steps_per_epoch)
-    model = models.build(recipe.model, data.classes).to(parallel.device)
+    model = models.build(recipe.model, data.classes, recipe.model_options).to(parallel.device)
     image = torch.zeros(1, *data.shape, device=parallel.device, dtype=next(model.parameters()).dtype)
     advice = f"choose another --model, or other --data than {recipe.data}"
+    if option := models.image_size_option(recipe.model, model):
+        advice = f"give --model.{option.replace('_', '-')} {data.shape[-1]}, {advice}"
     with models.explain_shape_errors(recipe.model, data.shape, advice), preserve_model(model), torch.no_grad():
         model.eval()(image)
     if recipe.channels_last:

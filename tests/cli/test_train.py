@@ -6,8 +6,8 @@ from tests.cli.calling import call, optg, refusal
 from tests.training.runs import SMALL
 
 FLAGS = [
-    "recipe", "method", "output", "resume", "parallel", "device", "minutes", "keep", "tensorboard", "model", "data", "folder",
-    "sparsity", "epochs", "batch-size", "seed", "optimizer", "lr", "momentum", "nesterov", "weight-decay", "decay-norms",
+    "recipe", "method", "output", "resume", "parallel", "device", "minutes", "keep", "tensorboard", "model", "model.KEY", "data",
+    "folder", "sparsity", "epochs", "max-steps", "batch-size", "seed", "optimizer", "lr", "momentum", "nesterov", "weight-decay", "decay-norms",
     "schedule", "warmup", "cycles", "milestones", "gamma", "hold", "rate-per", "label-smoothing", "accumulate", "precision",
     "channels-last", "compile", "graph", "method.schedule", "method.alpha", "method.score-lr",
 ]  # fmt: skip
@@ -44,6 +44,9 @@ def test_help_shows_every_flag(monkeypatch, capsys):
         (["--epochs", "1"], "epochs is 1, expected at least 2"),
         (["--model", "resnet21"], "unknown model 'resnet21'"),
         (["--model", "no.such.module:f"], "no.such.module"),
+        (["--model.img-size"], "--model.img-size has no value"),
+        (["--model.img-size", "32"], "digits cannot be built with img_size=32"),
+        (["--max-steps", "0"], "max_steps is 0; expected at least 1"),
         (["--data", "cifar11"], "unknown"),
         (["--data", "cifar10", "--folder", "/nonexistent"], "CIFAR-10"),
         (["--data", "imagenet", "--folder", "/nonexistent"], "/nonexistent"),

@@ -1,14 +1,10 @@
 """optg.compile on whole nets, and its behaviour for users."""
 
-import contextlib
 import copy
 import os
 import pickle
 import signal
 import warnings
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,18 +60,6 @@ def test_unsupported_operations_run_in_torch(name: str) -> None:
     assert fast.notes
     assert error(fast(x), run_in_float64(model, x)) < 1e-5
     assert error(fast(x[:1]), run_in_float64(model, x[:1])) < 1e-5
-
-
-@pytest.fixture(scope="module")
-def torchvision() -> Iterator[ModuleType]:
-    """Return torchvision's models. Its compiled part is missing next to a CPU build of torch, so declare its two operations."""
-    if not find_spec("torchvision"):
-        pytest.skip("torchvision is not installed")
-    with contextlib.suppress(RuntimeError):  # they exist already
-        library = torch.library.Library("torchvision", "DEF")
-        for missing in ("nms", "qnms"):
-            library.define(f"{missing}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    yield import_module("torchvision.models")
 
 
 @pytest.mark.parametrize("name", ["efficientnet_b0", "densenet121", "shufflenet_v2_x1_0"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from optg.models import build, explain_shape_errors
+from optg.models import build, explain_shape_errors, image_size_option
 
 
 def add_fake_module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: object) -> ModuleType:
@@ -49,6 +49,38 @@ def test_a_missing_package_is_named_with_install_advice(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, module, None)  # makes the import fail
     text = error_of(f"{package}:resnet18")
     assert text.startswith(f"cannot import '{module}' (") and f"pip install {package}" in text
+
+
+def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def net(classes: int, width: int = 2) -> nn.Module:
+        return nn.Linear(width, classes)
+
+    add_fake_module(monkeypatch, "my.nets", net=net)
+    assert build("my.nets:net", 3, {"width": 5}).in_features == 5
+    with pytest.raises(ValueError, match=r"my.nets:net cannot be called with classes=3, wdth=5: got an unexpected keyword"):
+        build("my.nets:net", 3, {"wdth": 5})
+    assert not isinstance(build("vgg19", 10, {"fifth_maxpool": True}).features[-1], nn.ReLU)
+    with pytest.raises(ValueError, match=r"^vgg19 cannot be built with depth=3: .*unexpected keyword argument 'depth'$"):
+        build("vgg19", 10, {"depth": 3})
+    with pytest.raises(ValueError, match="vgg19: the number of classes follows from the data; remove the option num_classes"):
+        build("vgg19", 10, {"num_classes": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("timm:vit_tiny_patch16_224", "img_size"), ("torchvision:vit_b_16", "image_size")]
+)
+def test_the_option_for_the_image_size_of_a_vision_transformer(torchvision: ModuleType, name: str, option: str) -> None:
+    with torch.device("meta"):
+        model = build(name, 10)
+        assert image_size_option(name, model) == option
+        assert build(name, 10, {option: 32})(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    with pytest.raises(ValueError, match=rf"^{name} does not take images of 3×32×32; advice \("):  # noqa: SIM117
+        with explain_shape_errors(name, (3, 32, 32), "advice"):
+            model(torch.zeros(1, 3, 32, 32, device="meta"))
+
+
+def test_a_network_for_any_image_size_has_no_such_option(torchvision: ModuleType) -> None:
+    assert not any(image_size_option(name, build(name, 10)) for name in ("timm:resnet18", "torchvision:resnet18", "resnet20"))
 
 
 def test_models_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from optg.training.arguments import TrainOptions, parse_train_args
-from optg.training.recipe import build_method, load
+from optg.training.recipe import Recipe, RecipeError, build_method, dump, flag, load
 
 
 def test_without_arguments_it_is_the_digits_recipe():
@@ -37,3 +37,31 @@ def test_dense_training_has_no_sparsity_by_default():
 def test_options_that_do_not_change_the_weights_are_returned_separately():
     _, options = parse_train_args(["--no-resume", "--parallel", "ddp", "--keep", "5", "--output", "there"])
     assert not options.resume and options.parallel == "ddp" and options.keep == 5 and str(options.output) == "there"
+
+
+def test_options_of_the_model_have_any_name_and_toml_values():
+    flags = ["--model.img-size", "32", "--model.depths=[2, 2]", "--model.global-pool", "avg", "--model.bias", "false"]
+    plan, _ = parse_train_args(["--model", "timm:some_net", *flags, "--epochs", "3"])
+    assert plan.recipe.model_options == {"img_size": 32, "depths": [2, 2], "global_pool": "avg", "bias": False}
+    assert plan.recipe.epochs == 3 and type(plan.recipe) is Recipe
+
+
+def test_options_of_the_model_are_kept_with_the_recipe(tmp_path):
+    plan, _ = parse_train_args(
+        ["--model", "timm:some_net", "--model.img-size", "32", "--model.pool", "3", "--model.name", "'3'"]
+    )
+    (tmp_path / "my.toml").write_text(dump(plan))
+    again, _ = parse_train_args(["--recipe", str(tmp_path / "my.toml"), "--model.pool", "4"])
+    assert again.recipe.model_options == {"img_size": 32, "pool": 4, "name": "3"}
+    assert again.changes == {"model_options": again.recipe.model_options}
+    other, _ = parse_train_args(["--recipe", str(tmp_path / "my.toml"), "--model", "digits"])
+    assert other.recipe.model_options == {}  # they belong to the other model
+    assert flag("", "model_options", plan.recipe.model_options) == [
+        "--model.img-size", "32", "--model.pool", "3", "--model.name", '"3"',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [["--model.img-size"], ["--model.img-size", "--epochs", "3"], ["--model.", "3"]])
+def test_an_option_of_the_model_needs_a_value(flags):
+    with pytest.raises(RecipeError, match=r"expected an option of the model and its value, such as --model.img-size 32"):
+        parse_train_args(flags)

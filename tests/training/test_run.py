@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from optg.deploy.export import open_trained
 from optg.training import recipe
 from optg.training.folder import RunFolder
 from optg.training.recipe import Plan, Recipe
 from optg.training.run import refuse_other_plan
-from tests.cli.calling import call
+from tests.cli.calling import call, refusal
 from tests.training.runs import SMALL, optg, read_lines, start
 
 
@@ -41,6 +42,31 @@ def test_a_run_can_be_repeated_from_its_recipe(undisturbed, tmp_path):
     recipe = str(undisturbed / "recipe.toml")
     assert optg("train", "--recipe", recipe, "--device", "cpu", folder=tmp_path / "again").returncode == 0
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_a_model_with_options_can_be_opened_repeated_and_exported(tmp_path, monkeypatch, capsys):
+    call(monkeypatch, "train", *SMALL, "--model.width", "12", "--max-steps", "5", "--output", tmp_path / "run")
+    settings = json.loads((tmp_path / "run" / "summary.json").read_text())["settings"]
+    assert settings["model_options"] == {"width": 12}
+    for command in ("evaluate", "summary"):
+        call(monkeypatch, command, tmp_path / "run")
+    call(monkeypatch, "train", "--recipe", tmp_path / "run" / "recipe.toml", "--device", "cpu", "--output", tmp_path / "again")
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
+    assert load_file(tmp_path / "again/model.safetensors")["5.weight"].shape == (12, 96)
+    described = open_trained(tmp_path / "run").about
+    assert described.origin["model_options"] == "width=12"
+
+
+def test_a_vision_transformer_for_another_image_size_is_refused_with_the_option_to_give(
+    torchvision, tmp_path, monkeypatch, capsys
+):
+    command = ("train", "--model", "timm:vit_tiny_patch16_224", "--model.depth", "1", "--data", "synthetic:3x32x32:10:64")
+    message = refusal(monkeypatch, capsys, *command, "--output", tmp_path / "run")
+    assert message.startswith("optg: timm:vit_tiny_patch16_224 does not take images of 3×32×32; give --model.img-size 32, ")
+    assert message.count("\n") == 1 and not (tmp_path / "run").exists()
+    small = ("--model.img-size", "32", "--max-steps", "2", "--batch-size", "8", "--device", "cpu")
+    call(monkeypatch, *command, *small, "--output", tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:

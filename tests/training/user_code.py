@@ -13,9 +13,9 @@ class ToDouble(nn.Module):
         return x.double()
 
 
-def model(classes: int) -> nn.Module:
+def model(classes: int, width: int = 24) -> nn.Module:
     first = [ToDouble(), nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    return nn.Sequential(*first, nn.Linear(6 * 16, 24), nn.ReLU(), nn.Linear(24, classes)).double()
+    return nn.Sequential(*first, nn.Linear(6 * 16, width), nn.ReLU(), nn.Linear(width, classes)).double()
 
 
 def data(folder=None):
