@@ -39,7 +39,8 @@ class TrainOptions:
     device: str = "auto"  # cuda, cuda:N or cpu; auto: a GPU if there is one
     minutes: float = 10.0  # minutes between checkpoints; an epoch's end also saves one if a tenth of that has passed
     keep: int = 2  # number of checkpoints to keep
-    tensorboard: bool = False  # also write the metrics for TensorBoard (pip install 'optg[tensorboard]')
+    log: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()  # also send the metrics to these (pip install 'optg[NAME]')
+    tensorboard: bool = False  # the same as --log tensorboard
 
 
 MODEL_OPTION = tyro.conf.arg(

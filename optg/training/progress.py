@@ -2,27 +2,25 @@
 
 import signal
 import time
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from optg.training.loggers import RunLog
 from optg.training.recipe import Recipe
 from optg.training.tally import EpochTally
-from optg.training.tensorboard import TensorBoardLog
 
 REFRESH_SECONDS = 0.5  # reading the loss is a CPU–GPU sync, so do it seldom
 
 
 class TrainingProgress:
-    """As a context manager: show progress, and log to TensorBoard in the folder `tensorboard` if given."""
+    """As a context manager: show progress, pass each epoch's metrics to the loggers, and finish the loggers at the end."""
 
-    def __init__(self, name: str, console: Console, silent: bool = False, tensorboard: Path | None = None) -> None:
+    def __init__(self, name: str, console: Console, silent: bool = False, log: RunLog | None = None) -> None:
         self.name, self.console, self.silent = name, console, silent
-        self.tensorboard = tensorboard
-        self.tensorboard_log: TensorBoardLog | None = None
+        self.log = log or RunLog()
         self.live = console.is_terminal and not silent
         self.wide = console.width >= 120
         columns = (BarColumn(None if self.wide else 10), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
@@ -39,8 +37,7 @@ class TrainingProgress:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
-        if self.tensorboard_log:
-            self.tensorboard_log.close()
+        self.log.finish()
 
     def say(self, text: str) -> None:
         """Print a line. If the output pipe is closed, save and stop the run as on SIGTERM."""
@@ -68,7 +65,7 @@ class TrainingProgress:
         self.bar.update(self.task, completed=clock.step, text=text)
 
     def epoch(self, row: dict[str, Any], epochs: int) -> None:
-        """Report an epoch's metrics: as a line unless there is a progress bar, and to TensorBoard."""
+        """Report an epoch's metrics: as a line unless there is a progress bar, and to the loggers."""
         self.accuracy = row["accuracy"]
         if not self.live:
             unreadable = f"  unreadable images: {row['unreadable']}" if row["unreadable"] else ""
@@ -76,6 +73,4 @@ class TrainingProgress:
                 f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
                 f"sparsity {row['sparsity']:.2%}  {row['images_per_second']:,.0f} images/s{unreadable}"
             )
-        if self.tensorboard:
-            self.tensorboard_log = self.tensorboard_log or TensorBoardLog(self.tensorboard, row["epoch"])
-            self.tensorboard_log.write(row)
+        self.log.log(row)

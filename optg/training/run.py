@@ -19,6 +19,7 @@ from optg.machine import cpu_name, revision
 from optg.training import recipe
 from optg.training.checkpoint import list_checkpoints
 from optg.training.folder import RunFolder, is_run
+from optg.training.loggers import RunLog, make_loggers
 from optg.training.loop import train
 from optg.training.parallel import Parallel, start
 from optg.training.recipe import Plan
@@ -27,7 +28,6 @@ from optg.training.saved import read_json
 from optg.training.saving import CheckpointPolicy
 from optg.training.setup import Setup, set_up
 from optg.training.state import full_tensor
-from optg.training.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
     from optg.training.arguments import TrainOptions
@@ -47,15 +47,14 @@ def run_training(plan: Plan, options: "TrainOptions") -> None:
         raise recipe.RecipeError(
             f"{path} has checkpoints; give another --output, or leave out --no-resume to continue from them"
         )
-    if options.tensorboard:
-        require_tensorboard()
+    loggers = make_loggers([*options.log, *(["tensorboard"] if options.tensorboard else [])], path)
     refuse_other_plan(plan, folder)
     with start(options.parallel, options.device) as parallel:
         summary = finished_summary(folder)
         if summary is None:
             setup = set_up(plan, parallel)
-            tensorboard = path if options.tensorboard and parallel.is_first else None
-            with TrainingProgress(path.name, console, silent=not parallel.is_first, tensorboard=tensorboard) as progress:
+            log = RunLog(loggers if parallel.is_first else ())
+            with TrainingProgress(path.name, console, silent=not parallel.is_first, log=log) as progress:
                 summary = train_in(folder, plan, setup, parallel, progress, policy)
     if parallel.is_first:
         console.print(
@@ -75,6 +74,7 @@ def train_in(
         return {}
     with folder.locked():
         folder.write("recipe.toml", recipe.dump(plan))
+        progress.log.start(folder.path.name, all_settings(plan, setup))
         metrics = train(setup, folder, parallel, progress, policy)
         tensors = gather_model(setup)
         summary = summarize(plan, setup, tensors, metrics, folder.metrics()) | {"processes": parallel.world}
@@ -140,6 +140,13 @@ def summarize(
         "revision": revision(),
         "command": shlex.join(["optg", *sys.argv[1:]]),
     }
+
+
+def all_settings(plan: Plan, setup: Setup) -> dict[str, Any]:
+    """Return recipe, method and every setting and option, as loggers show them."""
+    options = dataclasses.asdict(setup.sparsifier.method)
+    named = {"recipe": plan.name, "method": plan.method, **dataclasses.asdict(setup.recipe)}
+    return named | {f"method.{key}": value for key, value in options.items()}
 
 
 def hardware() -> str:

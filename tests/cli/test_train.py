@@ -6,8 +6,9 @@ from tests.cli.calling import call, optg, refusal
 from tests.training.runs import SMALL
 
 FLAGS = [
-    "recipe", "method", "output", "resume", "parallel", "device", "minutes", "keep", "tensorboard", "model", "model.KEY", "data",
-    "folder", "sparsity", "epochs", "max-steps", "batch-size", "seed", "optimizer", "lr", "momentum", "nesterov", "weight-decay", "decay-norms",
+    "recipe", "method", "output", "resume", "parallel", "device", "minutes", "keep", "log", "tensorboard", "model",
+    "model.KEY", "data", "folder", "sparsity", "epochs", "max-steps", "batch-size", "seed", "optimizer", "lr", "momentum",
+    "nesterov", "weight-decay", "decay-norms",
     "schedule", "warmup", "cycles", "milestones", "gamma", "hold", "rate-per", "label-smoothing", "accumulate", "precision",
     "channels-last", "compile", "graph", "method.schedule", "method.alpha", "method.score-lr",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from optg.training.tensorboard import SCALARS
+from optg.training.loggers import SCALARS
 from tests.cli.calling import call
 from tests.training.runs import SLOW, SMALL, newest_step, optg, read_lines, start
 
