@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -12,6 +12,7 @@ from optg.terminal import wide_console
 
 if TYPE_CHECKING:
     from optg.experiments.declaration import Experiment, Selection
+    from optg.experiments.launcher import Launcher
     from optg.experiments.planned_run import PlannedRun
     from optg.experiments.records import Summaries
 
@@ -46,7 +47,12 @@ class Changes:
 class Execution:
     """How to run, and where to keep the results."""
 
-    jobs: int = 1  # number of runs at a time; 0: train in this process, one after another, for very short runs
+    # number of runs at a time, by default 1, or as many as the Ray cluster has room for; 0: train in this process, one after
+    # another, for very short runs
+    jobs: int | None = None
+    launcher: Literal["local", "ray"] = "local"  # where to run: processes on this machine, or tasks of a Ray cluster
+    gpus: float | None = None  # with --launcher ray: GPUs of each run, such as 0.25; by default 1 if the cluster has any
+    cpus: float = 1.0  # with --launcher ray: CPU cores of each run
     mps: Annotated[bool, Flag] = False  # let the runs on a GPU share it through NVIDIA's MPS
     device: str = "auto"  # cuda, cpu; auto: a GPU if there is one; several GPUs are used in turn
     minutes: float | None = None  # time limit, after which the runs save and stop, as after Ctrl-C
@@ -150,20 +156,37 @@ def run_all(execution: Execution, runs: "list[PlannedRun]", console: Console) ->
     from optg.experiments.mps import multi_process_service
     from optg.experiments.runner import Runner
 
-    if execution.jobs < 0:
+    if execution.jobs is not None and execution.jobs < 0:
         raise ValueError(f"--jobs is {execution.jobs}; expected at least 1, or 0 to train in this process")
     if execution.minutes is not None and not 0 < execution.minutes < 1e6:
         raise ValueError(f"--minutes is {execution.minutes:g}; expected more than 0 and less than a million")
+    launcher, jobs = choose_launcher(execution, len(runs))
     with multi_process_service(execution.mps):
         runner = Runner(
             execution.output,
-            jobs=execution.jobs,
+            jobs=jobs,
             device=execution.device,
+            launcher=launcher,
             record_file=execution.record,
             minutes=execution.minutes,
             console=console,
         )
         return runner.run(runs)
+
+
+def choose_launcher(execution: Execution, runs: int) -> "tuple[Launcher | None, int]":
+    """Return the launcher, None for the local one, and the number of runs at a time."""
+    if execution.launcher == "local":
+        for flag, is_given in (("gpus", execution.gpus is not None), ("cpus", execution.cpus != Execution.cpus)):
+            if is_given:
+                raise ValueError(f"--{flag} has no effect on this machine; remove it, or add --launcher ray")
+        return None, 1 if execution.jobs is None else execution.jobs
+    if execution.mps or execution.jobs == 0:
+        raise ValueError(f"{'--mps' if execution.mps else '--jobs 0'} is for runs on this machine; remove it or --launcher ray")
+    from optg.experiments.ray_launcher import RayLauncher
+
+    launcher = RayLauncher(gpus=execution.gpus, cpus=execution.cpus, device=execution.device)
+    return launcher, execution.jobs or max(1, runs)
 
 
 def build_selection(options: Reproduce) -> "Selection":

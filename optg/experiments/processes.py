@@ -3,27 +3,12 @@
 import contextlib
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from optg.experiments.planned_run import PlannedRun
 from optg.machine import cores
-
-
-@dataclass
-class Job:
-    """A run that is training in a process."""
-
-    run: PlannedRun
-    slot: int
-    process: subprocess.Popen[bytes]
-    started: float = field(default_factory=time.monotonic)
 
 
 def train_here(arguments: list[str], log_path: Path) -> int:
@@ -61,16 +46,6 @@ def start_process(command: list[str], log_path: Path, environment: dict[str, str
             env=environment,
             start_new_session=True,
         )
-
-
-@contextlib.contextmanager
-def interrupt_at_exit(jobs: list[Job]) -> Iterator[None]:
-    """Interrupt the jobs that are still running at the end, so that an error here leaves no run behind."""
-    try:
-        yield
-    finally:
-        for job in jobs:
-            job.process.send_signal(signal.SIGINT)
 
 
 def process_environment(slot: int, jobs: int, device: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from optg.experiments.processes import Job
+from optg.experiments.launcher import Job
 
 
 @contextlib.contextmanager

@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from optg.experiments.history import RunHistory
+from optg.experiments.launcher import Job, Launcher, LocalLauncher, interrupt_at_exit
 from optg.experiments.planned_run import PlannedRun, run_key
-from optg.experiments.processes import Job, interrupt_at_exit, last_line, process_environment, start_process, train_here
+from optg.experiments.processes import last_line, train_here
 from optg.experiments.progress import jobs_table, live_table
 from optg.experiments.records import check_summary
 from optg.training import folder as run_folder
@@ -33,13 +34,15 @@ class Runner:
         self,
         output: Path,
         *,
-        jobs: int = 1,  # processes at a time; 0: train in this process
+        jobs: int = 1,  # runs at a time; 0: train in this process
         device: str = "auto",
+        launcher: Launcher | None = None,
         record_file: Path | None = None,
         minutes: float | None = None,
         console: Console | None = None,
     ) -> None:
         self.output, self.jobs, self.device = output, jobs, device
+        self.launcher = launcher or LocalLauncher(jobs, device)
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self.console = console or Console()
         self.history = RunHistory(output, record_file)
@@ -95,7 +98,7 @@ class Runner:
                 time.sleep(POLL_SECONDS)
                 for job in [job for job in self.running if job.process.poll() is not None]:
                     self.running.remove(job)
-                    self.ended(job.run, job.process.returncode, time.monotonic() - job.started)
+                    self.ended(job.run, job.process.returncode or 0, time.monotonic() - job.started)
 
     def start_waiting(self) -> None:
         """Start waiting runs while there are free slots."""
@@ -132,8 +135,7 @@ class Runner:
 
     def start(self, run: PlannedRun) -> None:
         slot = next(i for i in range(self.jobs) if i not in {job.slot for job in self.running})
-        environment = process_environment(slot, self.jobs, self.device)
-        self.running.append(Job(run, slot, start_process(self.command(run), self.log(run.name), environment)))
+        self.running.append(Job(run, slot, self.launcher.start(self.command(run), self.log(run.name), slot)))
         self.say(f"started {run.name}")
 
     def command(self, run: PlannedRun) -> list[str]:
