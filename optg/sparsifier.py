@@ -65,6 +65,8 @@ def sparsify(
     optimizers, joint = join(optimizer)
     for one in optimizers:
         refuse_optimizer(one, type(chosen).__name__, chosen.needs_minimization)
+    if len(optimizers) > 1 and chosen.needs_all_gradients:
+        raise ValueError(f"{name} uses the gradients of all weights at once, so it works with a single optimizer only")
     refuse_fsdp1(model)
     parameters = find_prunable(model, None if include is None else as_patterns(include), as_patterns(exclude))
     refuse_parameters(parameters, joint)
