@@ -47,9 +47,7 @@ class Changes:
 class Execution:
     """How to run, and where to keep the results."""
 
-    # number of runs at a time, by default 1, or as many as the Ray cluster has room for; 0: train in this process, one after
-    # another, for very short runs
-    jobs: int | None = None
+    jobs: int | None = None  # runs at a time, by default 1 (ray: no limit); 0: train in this process, for very short runs
     launcher: Literal["local", "ray"] = "local"  # where to run: processes on this machine, or tasks of a Ray cluster
     gpus: float | None = None  # with --launcher ray: GPUs of each run, such as 0.25; by default 1 if the cluster has any
     cpus: float = 1.0  # with --launcher ray: CPU cores of each run

@@ -14,7 +14,7 @@ import optg
 from optg.cli import COMMANDS, main
 from optg.methods import METHODS
 
-WIDE = {"COLUMNS": "1000"}  # keeps the help of each flag on one line
+WIDE = {"COLUMNS": "129"}  # tyro prints long help texts in two columns on anything wider
 
 
 def signature(function: Callable[..., Any]) -> str:
@@ -59,17 +59,23 @@ def show_help(*args: str) -> str:
 def arguments(text: str) -> Iterator[str]:
     """Yield the positional arguments in a help text, then its flags in alphabetical order, each with its default.
 
-    An argument starts in the third column; its help follows on the same line or further right on the next. The description
-    of a group of flags starts there too, but has a line of dashes below it.
+    An argument starts in the third column; its help follows on the same line or further right on the next ones. The
+    description of a group of flags starts there too, but has a line of dashes below it.
     """
     entries: list[str] = []
+    helps: list[str] = []
     for line in text.splitlines():
         if line.startswith("  ---"):
             entries.pop()
+            helps.pop()
         elif new := re.match(r"  (\S.*?)(?:  |$)", line):
             entries.append(new[1])
-        if default := re.search(r"\(default: .*\)(?= *$)", line):
-            entries[-1] += f" {default[0]}"
+            helps.append(line)
+        elif helps and line.startswith("    "):
+            helps[-1] += " " + line.strip()
+    for i, text in enumerate(helps):
+        if default := re.search(r"\(default: [^()]*(\([^()]*\))?[^()]*\)(?= *$)", text):
+            entries[i] += f" {default[0]}"
     yield from (entry for entry in entries if not entry.startswith("-"))
     yield from sorted(entry for entry in entries if entry.startswith("--"))
 
