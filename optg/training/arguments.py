@@ -5,7 +5,7 @@ everything is parsed against that recipe and that method. Options of the model (
 are taken out before.
 """
 
-from dataclasses import asdict, dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -52,7 +52,7 @@ MODEL_OPTION = tyro.conf.arg(
 class RecipeFlags(Recipe):
     """A recipe as flags. Options of the model appear in the help only."""
 
-    model_options: Annotated[str | None, MODEL_OPTION] = None  # type: ignore[assignment]
+    model_options: Annotated[str | None, MODEL_OPTION] = field(default=None, kw_only=True)  # type: ignore[assignment]
 
 
 def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:

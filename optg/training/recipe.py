@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 @dataclass
 class Recipe:
     model: str = "digits"  # a built-in model's name, torchvision:NAME, timm:NAME or package.module:function
-    model_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the model: --model.KEY VALUE
+    model_options: dict[str, Any] = field(default_factory=dict, kw_only=True)  # keyword arguments of the model
     data: str = "digits"  # digits, cifar10, cifar100, imagenet, synthetic or package.module:function
     folder: str | None = None  # folder that holds the dataset's files; None: ./data
     sparsity: float = 0.95  # fraction of the weights to remove
     epochs: int = 25  # epochs to train
-    max_steps: int | None = None  # optimizer steps to train, instead of epochs; may end within an epoch
+    max_steps: int | None = field(default=None, kw_only=True)  # optimizer steps to train, instead of epochs
     batch_size: int = 64  # images per optimizer step, over all GPUs together
     seed: int = 0  # seed of all random numbers
     optimizer: Literal["sgd", "adamw"] = "sgd"  # optimizer
