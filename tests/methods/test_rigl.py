@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import optg
-from optg.core.optimizer_state import clear_state
 from optg.methods import RigL
 
 
@@ -71,24 +70,6 @@ def test_grown_weights_start_with_a_clean_optimizer_state():
                     assert torch.allclose(state[new], first[new]), (cls, i)
                     assert not torch.allclose(state[before], first[before])
         assert grown > 0
-
-
-@pytest.mark.parametrize("state", ["step_size", "sum"])
-def test_a_clean_state_is_what_the_optimizer_begins_with(state):
-    model = nn.Linear(16, 16)
-    if state == "sum":
-        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01, initial_accumulator_value=0.1)
-    else:
-        optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)
-    sparsifier = optg.sparsify(model, optimizer, RigL(), sparsity=0.5, epochs=4, steps_per_epoch=100)
-    (model(torch.randn(8, 16)).square().mean()).backward()
-    optimizer.step()
-    values = optimizer.state[model.weight][state]
-    values.fill_(7.0)
-    where = torch.rand(16, 16) < 0.5
-    clear_state(sparsifier.optimizer, sparsifier.weights.parameters[0], where)
-    clean = torch.tensor({"step_size": 0.01, "sum": 0.1}[state])
-    assert values.equal(torch.where(where, clean, torch.tensor(7.0)))
 
 
 def test_a_run_too_short_for_an_exchange_says_so():
