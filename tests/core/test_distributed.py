@@ -97,9 +97,7 @@ def check_ties_over_shards(rank: int, world: int) -> None:
         expected = keep_top([split, held], zeros)
         assert torch.equal(part, expected[0].tensor_split(world)[rank]) and torch.equal(same, expected[1])
     mine = torch.full((2,), torch.nan if rank == 1 else 0.0)
-    with pytest.raises(
-        FloatingPointError, match="NaN in the scores of a"
-    ):  # on every rank, or the others would hang
+    with pytest.raises(FloatingPointError, match="NaN in the scores of a"):  # on every rank, or the others would hang
         keep_top([mine], 1, shards=Shards(dist.group.WORLD, (True,)), names=["a"])
 
 

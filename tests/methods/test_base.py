@@ -27,7 +27,7 @@ def test_bad_method_options_are_refused(method, field, value):
         method(**{field: value})
 
 
-def attach(method):
+def sparsify_convnet(method):
     data = {"loss": entropy, "batches": batches(2, seed=7)}
     return sparse_convnet(method, epochs=EPOCHS, steps=STEPS, **data)
 
@@ -55,7 +55,7 @@ def test_the_total_is_exact_and_each_layer_meets_its_budget(method, budget, monk
         return thresholds
 
     monkeypatch.setattr(SparseWeights, "cut", watch)
-    model, optimizer, sparsifier = attach(method(budget=budget) if method is SNIP else method(budget=budget, every=3))
+    model, optimizer, sparsifier = sparsify_convnet(method(budget=budget) if method is SNIP else method(budget=budget, every=3))
     for batch in batches(EPOCHS * STEPS):
         step(model, optimizer, batch)
     assert len(cuts) == {OptG: 6, GMP: 5, Taylor: 5, DPF: 6, SNIP: 1}[method]
@@ -76,7 +76,7 @@ def test_budgets_differ():
     """Otherwise the test above could not tell them apart."""
     found = {}
     for budget in ("global", "uniform", "erk", "magnitude"):
-        _, _, sparsifier = attach(SNIP(budget=budget))
+        _, _, sparsifier = sparsify_convnet(SNIP(budget=budget))
         found[budget] = tuple(int((~m).sum()) for m in sparsifier.masks.values())
     assert len(set(found.values())) == 4
 
@@ -94,7 +94,7 @@ def test_gradual_methods_are_found_in_the_registry():
 @pytest.mark.parametrize("name", GRADUAL)
 @pytest.mark.filterwarnings("ignore:layer collapse")
 def test_every_schedule_ends_exactly_at_the_target(name, schedule):
-    model, optimizer, sparsifier = attach(METHODS[name](schedule=schedule, every=2) if schedule else METHODS[name]())
+    model, optimizer, sparsifier = sparsify_convnet(METHODS[name](schedule=schedule, every=2) if schedule else METHODS[name]())
     zeros = [int(sparsifier.weights.counts[:, 0].sum())]
     for batch in batches(EPOCHS * STEPS):
         step(model, optimizer, batch)
