@@ -1,4 +1,4 @@
-"""Attach a method to a model and its optimizer: `sparsify`, the order of one step, and what a user asks of the sparse model.
+"""Attach a method to a model and its optimizer: `sparsify`, and the `Sparsifier` with the order of one step.
 
 The model is untouched. All work happens in the optimizer's own step hooks:
 
@@ -111,7 +111,7 @@ class Sparsifier:
             weights.skipped = unscale(optimizer) if getattr(optimizer, "found_inf", None) is not None else None
             weights.show_latent()
             if method.due_before_update(clock) and not (weights.skipped is not None and weights.skipped):
-                method.exchange(weights, clock)  # a skipped step has no gradient to grow by; asking waits for the device
+                method.exchange(weights, clock)  # a skipped step has no gradients to rank. Reading `skipped` is a sync point
             method.after_backward(weights, clock, weights.learning_rates())
         return (args[:1], {**kwargs, "closure": return_loss(loss, optimizer)}) if closure else (args, kwargs)
 
@@ -132,7 +132,7 @@ class Sparsifier:
             self._in_step = False
 
     def _end_step(self) -> None:
-        """Move the clock and, if due, the mask; then show effective weights. The parameters hold latent ones."""
+        """Advance the clock, change the mask if due, and show effective weights. Until then the parameters hold latent ones."""
         self._move_clock()
         if self.clock.step <= self.clock.total and self.method.due_after_update(self.clock):
             if self.weights.latent is None:
@@ -170,12 +170,12 @@ class Sparsifier:
 
     @torch.no_grad()
     def reload(self) -> None:
-        """Take the parameters as the new latent weights, removed ones too. Call it after writing to removed weights."""
+        """Accept the parameters, removed ones too, as the new latent weights. Call it after writing to removed weights."""
         self._in_step = False
         self.weights.store_latent()
         self.weights.show_effective()
 
-    # ---- what a user asks
+    # ---- queries, clipping and averages
 
     @property
     def sparsity(self) -> float:
@@ -209,7 +209,7 @@ class Sparsifier:
 
     @torch.no_grad()
     def apply_masks(self, model: nn.Module) -> None:
-        """Remove from another model with the same layers (an EMA or SWA average) the weights that are removed here."""
+        """Apply the masks to another model with the same layers, such as an EMA or SWA average."""
         mask_model(model, self.masks)
 
     # ---- state
@@ -223,7 +223,7 @@ class Sparsifier:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a saved state. Its model may have been wrapped or distributed in another way.
+        """Resume from a saved state. The saved model may have been wrapped or distributed differently.
 
         The model's own state may be loaded before `sparsify`, after it, or after this call.
         """

@@ -7,14 +7,14 @@ from optg.core.weights import SparseWeights
 
 
 class CollapseWatch:
-    """Warns of layers that have lost every weight: no signal passes through them."""
+    """Warns about layers that have lost every weight: no signal passes through them."""
 
     def __init__(self, method: str, weights: SparseWeights) -> None:
         self.method, self.weights = method, weights
         self.known: set[str] = set()
 
     def warn(self, clock: Clock) -> None:
-        """Warn once of each collapsed layer. Waits for the device."""
+        """Warn once about each collapsed layer. Waits for the device."""
         self.weights.check()
         zeros = self.weights.counts[:, 0].tolist()
         for name, shape, count in zip(self.weights.names, self.weights.shapes, zeros):

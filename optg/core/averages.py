@@ -7,7 +7,7 @@ from optg.core.sharding import local_piece, to_local
 
 
 def mask_model(model: nn.Module, masks: dict[str, Tensor]) -> None:
-    """Zero the weights of a model that masks with the same names remove."""
+    """Apply masks to the weights of another model that have the same names."""
     others = parameters_by_name(model)
     for name, mask in masks.items():
         if name not in others or others[name].shape != mask.shape:

@@ -10,7 +10,7 @@ from optg.core.sharding import local_piece, to_local
 def clear_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, where: Tensor) -> None:
     """Reset the state (momentum, Adam's moments) of some weights of a parameter."""
     group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
-    clean = {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}  # Rprop's and Adagrad's
+    clean = {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}  # of Rprop and of Adagrad
     for name, state in optimizer.state.get(parameter, {}).items():
         if isinstance(state, Tensor) and state.shape == parameter.shape:
             to_local(state).masked_fill_(where, clean.get(name, 0.0))

@@ -1,8 +1,8 @@
 """The prunable weights of a model as parallel lists: effective weights, latent weights and the masks between them.
 
-Between steps a Parameter holds the *effective* weight: its value if the mask keeps it, 0.0 if not. A kept weight lives in the
-Parameter alone, so whatever others write there counts. The *latent* value of a dormant weight, for methods that keep it, is
-stored in `latent`; it is in the Parameter only while the optimizer steps.
+Between steps a Parameter holds the *effective* weight: its value if the mask keeps it, 0.0 if not. A kept weight is stored
+only in the Parameter, so values that others write there take effect. The *latent* value of a dormant weight, for methods that
+keep it, is stored in `latent`; it is in the Parameter only while the optimizer steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -113,7 +113,7 @@ class SparseWeights:
         return value if self.skipped is None else torch.where(self.skipped, otherwise, value)
 
     def zeros_like(self) -> list[Tensor]:
-        """Return zeros for every weight, in float32 at least: many small steps add up in them."""
+        """Return zeros for every weight, at least in float32, because many small steps add up in them."""
         return [torch.zeros_like(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in self.values]
 
     def random(self, seed: int) -> list[Tensor]:
@@ -129,7 +129,7 @@ class SparseWeights:
         if self.latent is None:
             return
         values = self.values
-        if values[0].dtype != self.latent[0].dtype:  # the model has been converted since
+        if values[0].dtype != self.latent[0].dtype:  # the model's dtype was changed since
             self.latent = [latent.to(value.dtype) for latent, value in zip(self.latent, values)]
         if self.effective is None:
             self.passes.restore(values, self.masks, self.latent)
@@ -159,7 +159,7 @@ class SparseWeights:
     # ---- gradients
 
     def mask_gradients(self, share: float = 0.0, masks: Sequence[Tensor] | None = None) -> None:
-        """Leave removed weights, or those that other masks remove, with a share of their gradient."""
+        """Multiply the gradients of removed weights by `share`. `masks` are the weights' own unless given."""
         grads, masks = self.grads, masks or self.masks
         if grads and share != 1:
             self.passes.mask(list(grads.values()), [masks[layer] for layer in grads], share)
@@ -193,7 +193,7 @@ class SparseWeights:
         return self.mask_set.total(torch.stack([(~mask).count_nonzero() for mask in masks]))
 
     def keep_top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
-        """Return masks of some layers that remove the smallest of these scores. The weights' own masks stay as they are."""
+        """Return masks of some layers that remove the smallest of these scores. The weights' own masks do not change."""
         return self.mask_set.top(scores, zeros)
 
     def keep_above(self, thresholds: Tensor) -> None:
@@ -203,7 +203,7 @@ class SparseWeights:
     def exchange(self, share: float, grow_scores: dict[int, Tensor]) -> None:
         """In each layer with `grow_scores`, drop a share of the kept weights and grow as many others.
 
-        The kept weights of least magnitude go; those with the largest `grow_scores` come, with a clean optimizer state.
+        Drop the smallest magnitudes; grow the largest `grow_scores`, with a clean optimizer state.
         """
         if not grow_scores or not share:
             return
@@ -219,6 +219,6 @@ class SparseWeights:
         self.mask_set.replace(torch.ones_like(mask) for mask in self.masks)
 
     def check(self) -> None:
-        """Raise if the masks were ranked from NaN. May wait for the GPU to have made them."""
+        """Raise if the masks were ranked from NaN. May wait until the GPU has made them."""
         if self.mask_set.nan_watch.reports:
             self.mask_set.nan_watch.check()

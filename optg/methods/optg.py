@@ -33,10 +33,10 @@ class OptG(Gradual):
     schedule: str = "sigmoid"
     end: float = 1.0
     score_lr: Literal["sparsity", "weight"] | float = (
-        "sparsity"  # learning rate of the scores: Eq. 16, that of the weights, or a number
+        "sparsity"  # learning rate of the scores: Eq. 16, the learning rate of the weights, or a number
     )
     momentum: float = 0.9  # of the scores
-    dormant_decay: bool = True  # momentum and weight decay go on moving dormant weights
+    dormant_decay: bool = True  # momentum and weight decay keep moving dormant weights
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,8 @@
 """Passes: sweeps over the weights of all layers. Every backend is a module that defines the same functions.
 
-A step makes `restore`, `mask`, `settle`, `soften`, `accumulate`, `sum_signed`; a change of the mask makes `select`,
-`write_masks`, `new_masks`, `keep_above`. `reference` does them with torch operations on any device, `fused` with one Triton
-kernel each.
+A training step uses `restore`, `mask`, `settle`, `soften`, `accumulate` and `sum_signed`; a change of the mask uses `select`,
+`write_masks`, `new_masks` and `keep_above`. `reference` implements them with torch operations on any device, `fused` with one
+Triton kernel each.
 """
 
 from collections.abc import Iterable

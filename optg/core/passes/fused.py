@@ -18,7 +18,7 @@ from optg.core.passes.tables import BLOCK, Table, Tables, filters, first_filters
 from optg.core.ranking import Cuts, Zeros, comparable, flat_scores, radix_select
 from optg.core.sharding import Shards
 
-STEP = 1 << 11  # entries that a program reads together
+STEP = 1 << 11  # entries that a program reads at once
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # of weights
 SCORES = {**TYPES, torch.float64: tl.float64}
 BITS = 8  # of a key that one round of the selection decides
@@ -112,7 +112,7 @@ def constant(value: float, device: torch.device) -> Tensor:
 
 
 def sum_signed(grads: list[Tensor], masks: list[Tensor], values: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Like the reference; the sum is always taken in the same order."""
+    """Like the reference, and always added in the same order."""
     if (table := find_table([grads, values], grads, masks, values)) is None:
         return reference.sum_signed(grads, masks, values, dtype)
     columns = -(-max(g.numel() for g in grads) // BLOCK)
@@ -166,7 +166,7 @@ def try_write_masks(masks: list[Tensor], scores: Sequence[Tensor], cuts: Cuts) -
     if (table := TABLES(masks, scores)) is None or (index := index_maps(masks, each)) is None:
         return None
     longest = max(s.numel() for s in scores) if each else sum(s.numel() for s in scores)
-    split = cuts.removed < cuts.equal  # only some ties go: those of the lowest indices
+    split = cuts.removed < cuts.equal  # only some ties go: those with the lowest indices
     ranks, prefixes = cuts.removed[:, None], torch.zeros_like(cuts.removed)[:, None]
     for shift in range(((longest - 1).bit_length() - 1) // TIE_BITS * TIE_BITS, -1, -TIE_BITS):
         counts = torch.zeros(len(prefixes), 1 << TIE_BITS, dtype=torch.int64, device=prefixes.device)
@@ -188,7 +188,7 @@ def keep_above(masks: list[Tensor], values: list[Tensor], thresholds: Tensor) ->
 def launch_write(
     table: Table, dtype: torch.dtype, thresholds: Tensor, last: Tensor, index: Tensor, magnitudes: bool = False
 ) -> Tensor:
-    """Keep scores above their layer's threshold, and ties with an index above the `last` one to go (KEEP: all, DROP: none).
+    """Keep scores above their layer's threshold, and scores equal to it with an index above `last` (KEEP: all, DROP: none).
 
     `index` comes from `index_maps`; it is not read if all layers drop their ties.
     """
