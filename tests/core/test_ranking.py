@@ -1,4 +1,4 @@
-"""Exact selection: every mask equals that of a stable sort."""
+"""Exact selection: every mask equals the mask of a stable sort."""
 
 import math
 
