@@ -124,7 +124,7 @@ class Sparsifier:
         self.weights.store_latent()
         self.weights.show_effective()
 
-    # ---- what a user asks
+    # ---- queries, clipping and averages
 
     @property
     def sparsity(self) -> float:
@@ -158,7 +158,7 @@ class Sparsifier:
 
     @torch.no_grad()
     def apply_masks(self, model: nn.Module) -> None:
-        """Remove from another model with the same layers (an EMA or SWA average) the weights that are removed here."""
+        """Apply the masks to another model with the same layers, such as an EMA or SWA average."""
         mask_model(model, self.masks)
 
     # ---- state
@@ -172,7 +172,7 @@ class Sparsifier:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a saved state. Its model may have been wrapped or distributed in another way.
+        """Resume from a saved state. The saved model may have been wrapped or distributed differently.
 
         The model's own state may be loaded before `sparsify`, after it, or after this call.
         """

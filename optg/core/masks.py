@@ -54,7 +54,7 @@ class Masks:
 
     def cut(self, scores: Sequence[Tensor], zeros: Zeros) -> Tensor:
         """Remove the smallest scores. Return the threshold of each layer, its largest removed score."""
-        self.nan_watch.reports.clear()  # they were about the masks that go now
+        self.nan_watch.reports.clear()  # they concern masks that this cut replaces
         units = self.structure.unit_scores(scores)
         cuts = self.passes.select(units, zeros, self.shards)
         self.nan_watch.add(cuts.nan, self.names)
@@ -62,7 +62,7 @@ class Masks:
         return cuts.values.expand(len(scores))
 
     def top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
-        """Return masks of some layers that remove the smallest of these scores; the masks in use stay as they are."""
+        """Return masks of some layers that remove the smallest of these scores. The masks in use do not change."""
         shards = self.shards and self.shards.of(list(scores))
         units = self.structure.unit_scores(list(scores.values()))
         cuts = self.passes.select(units, zeros, shards)
@@ -101,7 +101,7 @@ class Masks:
         self.record(torch.stack(counts))
 
     def load_counts(self, counts: list[list[int]]) -> None:
-        """Set the counts of masks that were loaded, and forget reports about earlier masks."""
+        """Set the counts of loaded masks, and forget reports about earlier masks."""
         self.counts = torch.tensor(counts, device=self.counts.device)
         self.nan_watch.reports.clear()
 

@@ -1,8 +1,8 @@
 """The prunable weights of a model as parallel lists: effective weights, latent weights and the masks between them.
 
-Between steps a Parameter holds the *effective* weight: its value if the mask keeps it, 0.0 if not. A kept weight lives in the
-Parameter alone, so whatever others write there counts. The *latent* value of a dormant weight, for methods that keep it, is
-stored in `latent`; it is in the Parameter only while the optimizer steps.
+Between steps a Parameter holds the *effective* weight: its value if the mask keeps it, 0.0 if not. A kept weight is stored
+only in the Parameter, so values that others write there take effect. The *latent* value of a dormant weight, for methods that
+keep it, is stored in `latent`; it is in the Parameter only while the optimizer steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ class SparseWeights(ParameterLists):
         if self.latent is None:
             return
         values = self.values
-        if values[0].dtype != self.latent[0].dtype:  # the model has been converted since
+        if values[0].dtype != self.latent[0].dtype:  # the model's dtype was changed since
             self.latent = [latent.to(value.dtype) for latent, value in zip(self.latent, values)]
         values, latent = self.stepping(values), self.stepping(self.latent)
         if self.effective is None:
@@ -140,7 +140,7 @@ class SparseWeights(ParameterLists):
         return self.mask_set.total(torch.stack([(~mask).count_nonzero() for mask in masks]))
 
     def keep_top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
-        """Return masks of some layers that remove the smallest of these scores. The weights' own masks stay as they are."""
+        """Return masks of some layers that remove the smallest of these scores. The weights' own masks do not change."""
         return self.mask_set.top(scores, zeros)
 
     def keep_above(self, thresholds: Tensor) -> None:
@@ -150,7 +150,7 @@ class SparseWeights(ParameterLists):
     def exchange(self, share: float, grow_scores: dict[int, Tensor]) -> None:
         """In each layer with `grow_scores`, drop a share of the kept weights and grow as many others.
 
-        The kept weights of least magnitude go; those with the largest `grow_scores` come, with a clean optimizer state.
+        Drop the smallest magnitudes; grow the largest `grow_scores`, with a clean optimizer state.
         """
         if grow_scores and share:
             self.mask_set.exchange(share, self.values, grow_scores, self.clear_state)

@@ -4,7 +4,7 @@ The weights, random or pre-trained, never change. Only a score per weight is tra
 dL/d(w⊙m) · w, and at every step each layer keeps the weights with the largest absolute scores.
 
 On trained weights the first mask should keep the largest weights (`first="magnitude"`), as in Lottery Jackpots Exist in
-Pre-trained Models, Zhang et al., 2021 (arXiv:2104.08700): through a random mask no signal may pass, and then no score learns.
+Pre-trained Models, Zhang et al., 2021 (arXiv:2104.08700): a random mask may let no signal pass, and then no score learns.
 """
 
 from dataclasses import dataclass
@@ -66,4 +66,4 @@ class Supermask(Gradual):
         torch._foreach_add_(directions, scores, alpha=self.decay)
         self.sgd.step(weights, list(grads), list(directions), lr)
         for i in grads:
-            weights.parameters[i].grad = None  # an optimizer leaves a weight without a gradient alone: no step, no decay
+            weights.parameters[i].grad = None  # optimizers skip parameters without a gradient: no step, no decay

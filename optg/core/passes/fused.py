@@ -18,7 +18,7 @@ from optg.core.passes.tables import BLOCK, Table, Tables, filters, first_filters
 from optg.core.ranking import Cuts, Zeros, comparable, flat_scores, radix_select
 from optg.core.sharding import Shards
 
-STEP = 1 << 11  # entries that a program reads together
+STEP = 1 << 11  # entries that a program reads at once
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # of weights
 SCORES = {**TYPES, torch.float64: tl.float64}
 BITS = 8  # of a key that one round of the selection decides
@@ -58,7 +58,7 @@ def narrow(counts: Tensor, prefixes: Tensor, ranks: Tensor) -> Sequence[Tensor]:
 def launch_write(
     table: Table, dtype: torch.dtype, thresholds: Tensor, last: Tensor, index: Tensor, magnitudes: bool = False
 ) -> Tensor:
-    """Keep scores above their layer's threshold, and ties with an index above the `last` one to go (KEEP: all, DROP: none).
+    """Keep scores above their layer's threshold, and scores equal to it with an index above `last` (KEEP: all, DROP: none).
 
     `index` comes from `index_maps`; it is not read if all layers drop their ties.
     """

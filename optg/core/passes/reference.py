@@ -14,7 +14,7 @@ from torch import Tensor
 from optg.core.ranking import Cuts, Threshold, Zeros, comparable, flat_scores, radix_select
 from optg.core.sharding import Shards
 
-CHUNK = 1 << 18  # scores read together: they stay in cache, and are 1 % of a ResNet-50
+CHUNK = 1 << 18  # scores read at once: they fit in cache (1 % of a ResNet-50)
 BITS = 16  # of a key that one round of the selection decides
 
 
@@ -33,7 +33,7 @@ class SoftThreshold(NamedTuple):
 
 
 def restore(values: Sequence[Tensor], masks: Sequence[Tensor], latent: Sequence[Tensor]) -> None:
-    """Put the latent values of dormant weights back."""
+    """Set dormant weights to their latent values."""
     for value, mask, dormant in zip(values, masks, latent):
         torch.where(mask, value, dormant, out=value)
 
@@ -131,7 +131,7 @@ def overwrite(mask: Tensor, new: Tensor) -> Tensor:
     return torch.stack([mask.numel() - after, before - both, after - both])
 
 
-# ---- how a selection counts
+# ---- selection
 
 
 def select_together(scores: Sequence[Tensor], zeros: int, shards: Shards | None) -> Cuts:
@@ -178,11 +178,11 @@ def keys(scores: np.ndarray) -> np.ndarray:
     return bits
 
 
-# ---- how cuts become masks
+# ---- masks from cuts
 
 
 def each_mask(scores: Sequence[Tensor], cuts: Cuts, shards: Shards | None = None) -> Iterator[Tensor]:
-    """Yield the masks of cuts one at a time, so that no second set of masks is in memory."""
+    """Yield the masks of cuts one at a time, so that memory never holds a second set of masks."""
     found = cuts.on_host()
     if len(found) == 1:
         yield from masks_at(found[0], scores, shards)
@@ -207,7 +207,7 @@ def masks_at(cut: Threshold, scores: Sequence[Tensor], shards: Shards | None) ->
 
 
 def share_ties(scores: Sequence[Tensor], cut: Threshold, shards: Shards | None) -> list[tuple[int, int]]:
-    """Return for each tensor how many of its scores at the threshold go, and how many it has."""
+    """Return for each tensor how many of the scores that equal the threshold it loses, and how many it has."""
     equal = torch.stack([s.eq(cut.value).count_nonzero().to(scores[0].device) for s in scores])
     whole = shards.total(equal) if shards else equal
     earlier = whole.cumsum(0) - whole
