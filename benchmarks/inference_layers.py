@@ -65,7 +65,7 @@ def optg_power(name: str, sparsity: float) -> float:
 
 
 def settle(model: nn.Module) -> nn.Module:
-    """Give the norms statistics as after training, so that values neither vanish nor explode."""
+    """Give norms the statistics of a trained model, so that activations neither vanish nor explode."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(0, 0.1)
@@ -111,7 +111,7 @@ def report(fast: "optg.deploy.compile.Compiled", x: torch.Tensor, runs: int) -> 
     inputs = structs.pointers([])
     all_groups = dict(split(len(x), fast.library.lanes))
     for program in programs:
-        groups = -(-all_groups[program.images] // fast.threads)  # of the first thread
+        groups = -(-all_groups[program.images] // fast.threads)  # groups of the first thread
         for i, step in enumerate(program.steps):
             ms = float(np.median([times[i] for times in rows[program]])) / 1e6
             total += ms

@@ -98,7 +98,7 @@ class Trainer:
         clock.step = round(0.6 * clock.total) + 7  # in the middle of training
         with torch.no_grad():
             weights.show_latent()
-            # Prune now what the method would have pruned by this step.
+            # Start from the mask that the method would have by this step.
             if prunes and kind.when != "after" and not weights.sparsity:
                 random = weights.random(0)
                 weights.cut([r.to(weights.state_dtype) for r in random], SPARSITY)
@@ -162,7 +162,7 @@ def measure(name: str, mode: str, methods: Sequence[str], rounds: int, steps: in
     dense.run(WARMUP_STEPS + 3)
     rows, fresh = [], {name: t.clone() for name, t in model.state_dict().items()}
     for method in methods:
-        model.load_state_dict(fresh)  # zeros left by another method would all tie
+        model.load_state_dict(fresh)  # the zeros of the previous method would all tie
         other = Trainer(method, work, model, forward, data, mode)
         other.run(WARMUP_STEPS + 3)
         pairs = [(dense.run(steps), other.run(steps)) for _ in range(rounds)]

@@ -1,9 +1,9 @@
-"""Compare our cut, `keep_top` over N scores in 54 tensors and in place, with torch functions that give the same masks.
+"""Compare our cut of N scores in 54 tensors, with new masks and in place, with torch functions that compute the same masks.
 
     python benchmarks/ranking.py [--device cuda] [--scores 100000 25500000 …]
 
 The output has the median time with minimum and maximum, the speed relative to `torch.sort`, and the extra peak memory beyond
-the masks. Our masks must equal those of a stable sort; "other masks" marks functions whose masks do not.
+the masks. Our masks must equal those of a stable sort; "other masks" marks functions whose masks differ.
 """
 
 import argparse

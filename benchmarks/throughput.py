@@ -21,12 +21,12 @@ from optg.experiments.mps import multi_process_service
 
 
 def train(folder: Path, options: list[str], count: int) -> tuple[float, float]:
-    """Return optimizer steps per second over all runs (nan if they shared no whole epoch), and seconds until all ended."""
+    """Return the optimizer steps per second of all runs together (nan without a shared whole epoch), and the total seconds."""
     started, processes = time.time(), []
     for i in range(count):
         command = [sys.executable, "-m", "optg", "train", *options, "--seed", str(i), "--output", str(folder / str(i))]
         processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-    ends: list[list[tuple[float, int]]] = [[] for _ in processes]  # of each run: time and step at the end of each epoch
+    ends: list[list[tuple[float, int]]] = [[] for _ in processes]  # per run: time and step at the end of each epoch
     running = True
     while running:
         running = any(process.poll() is None for process in processes)

@@ -2,7 +2,7 @@
 
     python examples/digits.py
 
-`train` has an ordinary training loop. The call of `optg.sparsify` alone makes the network sparse.
+`train` has an ordinary training loop. Only the call of `optg.sparsify` makes the network sparse.
 """
 
 import argparse

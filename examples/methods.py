@@ -3,8 +3,7 @@
     python examples/methods.py
     python examples/methods.py --methods optg,gmp,rigl --sparsity 0.95 --epochs 40
 
-All methods get the same network, data, epochs, optimizer and seed. Their options are those of their papers, except for those
-in SHORT.
+All methods get the same network, data, epochs, optimizer and seed. Options are those of the papers, except for those in SHORT.
 """
 
 import argparse

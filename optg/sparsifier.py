@@ -23,7 +23,7 @@ from optg.core.state import FirstMask, StateParts, by_name
 from optg.core.summary import LayerSummary, as_table, summarize
 from optg.core.truth import Verification, refuse_nonfinite, remove_again, verify
 from optg.core.weights import SparseWeights
-from optg.methods import Method, current_options, resolve
+from optg.methods import Method, resolve
 from optg.step import SparseStep
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ class Sparsifier:
             weights.effective, weights.soft_threshold = partial(method.effective, weights), method.soft_threshold
         weights.show_effective()
         self._step = SparseStep(name, method, weights, clock, optimizers)
-        self._step.first_mask = FirstMask(before, weights)
+        if not all(map(torch.equal, before, weights.values)):
+            self._step.first_mask = FirstMask(before, weights)
         attach(optimizers, weights.parameters)
 
     # ---- unusual steps
@@ -123,7 +124,7 @@ class Sparsifier:
         self.weights.store_latent()
         self.weights.show_effective()
 
-    # ---- what a user asks
+    # ---- queries, clipping and averages
 
     @property
     def sparsity(self) -> float:
@@ -157,7 +158,7 @@ class Sparsifier:
 
     @torch.no_grad()
     def apply_masks(self, model: nn.Module) -> None:
-        """Remove from another model with the same layers (an EMA or SWA average) the weights that are removed here."""
+        """Apply the masks to another model with the same layers, such as an EMA or SWA average."""
         mask_model(model, self.masks)
 
     # ---- state
@@ -171,13 +172,14 @@ class Sparsifier:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a saved state. Its model may have been wrapped or distributed in another way.
+        """Resume from a saved state. The saved model may have been wrapped or distributed differently.
 
         The model's own state may be loaded before `sparsify`, after it, or after this call.
         """
         self._step.leave()
         if "options" in state:
-            state = {**state, "options": current_options(self.name, state["options"])}
+            options = {self.method.renamed.get(key, key): value for key, value in state["options"].items()}
+            state = {**state, "options": options}
         self._parts.load(state, self._step.first_mask)
         self._step.first_mask = None
         self.method.set_time(self.clock)
@@ -211,7 +213,9 @@ class Sparsifier:
         changed = remove_again(self.weights, stacklevel=4)
         changed |= reach_target(self.weights, self.method, self.name, self.clock)
         self._step.remove_hooks()
-        self.weights.latent, self.method.state = None, {}
+        self._step.first_mask = self.weights.latent = self.weights.effective = None
+        self.weights.soft_threshold = lambda: None  # with `effective`, a reference cycle that would keep the weights alive
+        self.method.release()
         detach(self.optimizers, self.weights.parameters)
         if changed and recalibrate is not None:
             torch.optim.swa_utils.update_bn(recalibrate, self.model)

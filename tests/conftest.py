@@ -18,7 +18,7 @@ torch.set_num_threads(1)  # the tensors are tiny: more threads would only wait f
 # Accepted reasons to skip a test: a pattern for the reason, and why `make test` cannot run the test everywhere.
 # A missing Python package is never accepted: add the package to the `dev` extra.
 ACCEPTED_SKIPS = {
-    r"\bCUDA\b|\bGPU\b": "CI has no GPU; tests/core/test_kernels_interpreted.py runs the kernels on the CPU instead",
+    r"\bCUDA\b|\bGPU\b": "CI has no GPU; tests/core/passes/test_kernels.py runs the kernels on the CPU instead",
     r"AVX-?(2|512)": "the CPU may lack the instruction set; the scalar engine is tested on every CPU",
     r"CIFAR": "the real images are not bundled: OPTG_DATA names the folder that has them",
     r"Chromium": "the browser is not a Python package: .ci/run installs it where apt can",

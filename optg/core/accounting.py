@@ -1,7 +1,7 @@
 """Parameters and FLOPs of a model, dense or sparse, for one example.
 
 FLOPs are counted as in papers on sparsity: one multiply-add is one FLOP (ResNet-50: 4.09 G, VGG-19: 398 M). A non-zero weight
-costs one at every position where its layer applies it:
+costs one FLOP at every position where its layer applies it:
 
     FLOPs = Σ over layers  non-zero weights × positions
 
@@ -54,7 +54,7 @@ class Account:
 
 
 def count(model: nn.Module, example_input: Any, *, batch_size: int | None = None) -> Account:
-    """Run the model once in evaluation mode and count its parameters and FLOPs. The model is left as it was.
+    """Run the model once in evaluation mode and count its parameters and FLOPs. The model does not change.
 
     Args:
         example_input: a tensor, a tuple of arguments, or a dict of keyword arguments to call the model with.

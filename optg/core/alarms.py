@@ -9,7 +9,7 @@ from optg.core.weights import SparseWeights
 
 
 class CollapseWatch:
-    """Warns of layers that have lost every weight: no signal passes through them."""
+    """Warns about layers that have lost every weight: no signal passes through them."""
 
     def __init__(self, method: str, weights: SparseWeights) -> None:
         self.method, self.weights = method, weights

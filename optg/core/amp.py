@@ -11,7 +11,7 @@ from optg.core.sharding import to_local
 
 
 def unscale(optimizer: torch.optim.Optimizer) -> Tensor:
-    """Undo a GradScaler's scale, which it leaves to fused optimizers: those read `grad_scale` and `found_inf` themselves.
+    """Undo a GradScaler's scale before a fused optimizer does: a GradScaler leaves `grad_scale` and `found_inf` to these.
 
     Return whether the optimizer will skip this step, as a tensor on the device (no sync). Gradients of a skipped step become 0.
     """
@@ -26,7 +26,7 @@ def unscale(optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def return_loss(loss: Any, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-    """Return a closure that returns a known loss, and raises once the optimizer has moved a weight: the loss would be stale."""
+    """Return a closure that returns a known loss. It raises if the optimizer has moved a weight: the loss would be stale."""
     versions = [p._version for p in optimizer_parameters(optimizer)]
 
     def closure() -> Any:

@@ -1,4 +1,4 @@
-"""Time as one value: optimizer steps taken, read as epochs or as progress. No method counts steps of its own."""
+"""Time as one value: optimizer steps taken, read as epochs or as progress. Methods never count steps themselves."""
 
 import warnings
 from dataclasses import dataclass, field, replace
@@ -108,6 +108,6 @@ class Clock:
 
 
 def cycle_length(total: int, cycles: int) -> int:
-    """Return the steps of each cycle but the last, which takes the rest: half a cycle at least."""
+    """Return the length of every cycle but the last. The last has the remaining steps, at least half a cycle."""
     longer = -(-total // cycles)
     return longer if 2 * (total - (cycles - 1) * longer) >= longer else total // cycles

@@ -3,8 +3,8 @@
 Adding a structure (`optg.core.structures`) therefore adds it to all methods.
 """
 
-from collections.abc import Iterable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Masks:
         shapes: list[torch.Size],
         shards: Shards | None,
         structure: Unstructured,
-        passes: ModuleType,
+        passes: Any,
     ) -> None:
         self.tensors = [torch.ones_like(v, dtype=torch.bool) for v in values]
         self.counts = torch.zeros(len(names), 3, dtype=torch.int64)  # per layer: zeros, newly removed, revived
@@ -54,7 +54,7 @@ class Masks:
 
     def cut(self, scores: Sequence[Tensor], zeros: Zeros) -> Tensor:
         """Remove the smallest scores. Return the threshold of each layer, its largest removed score."""
-        self.nan_watch.reports.clear()  # they were about the masks that go now
+        self.nan_watch.reports.clear()  # they concern masks that this cut replaces
         units = self.structure.unit_scores(scores)
         cuts = self.passes.select(units, zeros, self.shards)
         self.nan_watch.add(cuts.nan, self.names)
@@ -62,7 +62,7 @@ class Masks:
         return cuts.values.expand(len(scores))
 
     def top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
-        """Return masks of some layers that remove the smallest of these scores; the masks in use stay as they are."""
+        """Return masks of some layers that remove the smallest of these scores. The masks in use do not change."""
         shards = self.shards and self.shards.of(list(scores))
         units = self.structure.unit_scores(list(scores.values()))
         cuts = self.passes.select(units, zeros, shards)
@@ -73,10 +73,13 @@ class Masks:
         """Keep the weights whose magnitude exceeds their layer's threshold."""
         self.record(self.structure.keep_above(self.passes, self.tensors, values, thresholds))
 
-    def exchanged(self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Return masks of the layers in `grow_scores` with a share of their kept weights dropped and as many others grown.
+    def exchange(
+        self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor], on_growth: Callable[[int, Tensor], None]
+    ) -> None:
+        """In each layer with `grow_scores`, drop a share of the kept weights and grow as many others.
 
-        The kept weights of least magnitude go; of the others, those with the largest `grow_scores` come.
+        The kept weights of least magnitude go; of the others, those with the largest `grow_scores` come. `on_growth` is
+        called with each layer and its grown weights before the masks change.
         """
         layers = list(grow_scores)
         known = torch.tensor([layers, [self.sizes[layer] for layer in layers]])
@@ -87,7 +90,10 @@ class Masks:
         stay = self.top(magnitudes, zeros + moved)
         growth = {layer: grow_scores[layer].masked_fill(stays, -1.0) for layer, stays in zip(layers, stay)}
         grown = self.top(growth, sizes - moved)
-        return {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}
+        new = {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}
+        for layer, mask in new.items():
+            on_growth(layer, mask & ~self.tensors[layer])
+        self.replace(new.get(layer, mask) for layer, mask in enumerate(self.tensors))
 
     def replace(self, masks: Iterable[Tensor]) -> None:
         """Overwrite the masks of all layers."""
@@ -95,7 +101,7 @@ class Masks:
         self.record(torch.stack(counts))
 
     def load_counts(self, counts: list[list[int]]) -> None:
-        """Set the counts of masks that were loaded, and forget reports about earlier masks."""
+        """Set the counts of loaded masks, and forget reports about earlier masks."""
         self.counts = torch.tensor(counts, device=self.counts.device)
         self.nan_watch.reports.clear()
 

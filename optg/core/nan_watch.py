@@ -9,7 +9,7 @@ from optg.core.ranking import refuse_nan
 
 
 class Report(NamedTuple):
-    """Which layers of a cut had NaN in their scores, on its way from the GPU."""
+    """Which layers of a cut had NaN in their scores. The answer is valid once `arrived` is done."""
 
     found: Tensor
     arrived: torch.cuda.Event
@@ -23,7 +23,7 @@ class NanWatch:
         self.reports: list[Report] = []
 
     def add(self, nan: Tensor, names: list[str]) -> None:
-        """Raise now if the answer is at hand; on a GPU, keep it for the next `check`."""
+        """Raise now if the scores are on the CPU; on a GPU, keep the report for the next `check`."""
         if not nan.is_cuda:
             refuse_nan(nan, names)
             return
@@ -33,7 +33,7 @@ class NanWatch:
         self.reports.append(Report(found, arrived, names))
 
     def check(self) -> None:
-        """Raise if a cut found NaN. Waits until the GPU has made those cuts, but not for its work since."""
+        """Raise if a cut found NaN. Waits until the GPU has made those cuts, but not for later work."""
         if torch.cuda.is_current_stream_capturing():  # nothing may wait while a graph is captured
             return
         for found, arrived, names in self.reports:

@@ -1,6 +1,6 @@
 """Evaluate a model before training: gradients, Hessian products and the all-ones pass.
 
-The model is left as it was: parameters, gradients, buffers (batch-norm statistics), mode and random state.
+Nothing about the model changes: parameters, gradients, buffers (batch-norm statistics), mode and random state are restored.
 """
 
 import copy
@@ -77,7 +77,7 @@ class Probe:
     def synaptic_flow(self, weights: SparseWeights, inputs: "Inputs") -> list[Tensor]:
         """Return (dR/d|w|)·|w|, where R is the sum of the outputs for these inputs with every parameter's absolute value.
 
-        R grows with every layer, so this runs in float64 on a copy; with FSDP2, in the model itself and its own type.
+        R grows with every layer, so this runs on a copy in float64; with FSDP2, on the model itself in its own dtype.
         """
         model, (args, kwargs) = unwrap(self.model), inputs
         if weights.shards is None:

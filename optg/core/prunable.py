@@ -70,7 +70,7 @@ def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]
 
 
 def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
-    """Return the weights to prune by name: those of linear, convolution and attention layers, or those that `include` matches.
+    """Return the weights to prune, by name: all of linear, convolution and attention layers, or all that `include` matches.
 
     A pattern is a module class, or a shell pattern for the name of a parameter or module. Biases, norms and frozen parameters
     are never prunable. An embedding, or a weight tied to one, is prunable only if `include` matches it. Layers that compute

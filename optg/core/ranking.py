@@ -16,7 +16,7 @@ from torch import Tensor
 
 from optg.core.sharding import Shards
 
-Zeros = int | Sequence[int] | Tensor  # scores that one cut over all tensors removes, or those that the cut of each tensor does
+Zeros = int | Sequence[int] | Tensor  # how many scores one cut over all tensors removes, or how many each tensor loses
 Count = Callable[[Tensor, Tensor, bool, int], Tensor]
 Narrow = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
@@ -27,7 +27,7 @@ def zeros_at(sparsity: float, size: int) -> int:
 
 
 class Threshold(NamedTuple):
-    """Where a cut falls: all scores below `value` go, and the first `removed` of the `equal` scores that have this value."""
+    """Where a cut falls: it removes all scores below `value`, and the first `removed` of the `equal` scores that equal it."""
 
     value: float
     removed: int

@@ -13,7 +13,7 @@ Tensors = list[Tensor] | dict[str, Tensor]
 
 
 def by_name(weights: SparseWeights, values: Tensors) -> dict[str, Tensor]:
-    """Return a tensor per layer by the layer's name, distributed like its parameter. A dict has names of its own already."""
+    """Return one tensor per layer by the layer's name, distributed like its parameter. A dict is returned unchanged."""
     if isinstance(values, dict):
         return values
     return {name: distribute_like(p, value) for name, p, value in zip(weights.names, weights.parameters, values)}
@@ -29,7 +29,7 @@ class StateParts(NamedTuple):
     clock: Clock
 
     def identity(self) -> dict[str, Any]:
-        """Return what a state must have in common with the sparsifier that loads it."""
+        """Return the values that a saved state and the sparsifier that loads it must share."""
         return {
             "method": self.method,
             "options": self.options,
@@ -101,9 +101,9 @@ class FirstMask:
         self.after = [v.clone() for v in weights.values]
 
     def undo(self, weights: SparseWeights) -> None:
-        """Restore the weights as `sparsify` found them, unless somebody has written other ones since.
+        """Restore the weights as `sparsify` found them, unless they were changed since.
 
-        A model that was loaded before `sparsify` so keeps the weights that only its own checkpoint has.
+        If a checkpoint was loaded before `sparsify`, this brings back its weights that the first mask removed.
         """
         if all(map(torch.equal, self.after, weights.values)):
             torch._foreach_copy_(weights.values, self.before)

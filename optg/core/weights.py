@@ -1,8 +1,8 @@
 """The prunable weights of a model as parallel lists: effective weights, latent weights and the masks between them.
 
-Between steps a Parameter holds the *effective* weight: its value if the mask keeps it, 0.0 if not. A kept weight lives in the
-Parameter alone, so whatever others write there counts. The *latent* value of a dormant weight, for methods that keep it, is
-stored in `latent`; it is in the Parameter only while the optimizer steps.
+Between steps a Parameter holds the *effective* weight: its value if the mask keeps it, 0.0 if not. A kept weight is stored
+only in the Parameter, so values that others write there take effect. The *latent* value of a dormant weight, for methods that
+keep it, is stored in `latent`; it is in the Parameter only while the optimizer steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ class SparseWeights(ParameterLists):
         if self.latent is None:
             return
         values = self.values
-        if values[0].dtype != self.latent[0].dtype:  # the model has been converted since
+        if values[0].dtype != self.latent[0].dtype:  # the model's dtype was changed since
             self.latent = [latent.to(value.dtype) for latent, value in zip(self.latent, values)]
         values, latent = self.stepping(values), self.stepping(self.latent)
         if self.effective is None:
@@ -86,7 +86,7 @@ class SparseWeights(ParameterLists):
             def effective(i: int, latent: Tensor) -> Tensor:
                 return whole(active[i], latent)
 
-            threshold = threshold and threshold._replace(thresholds=threshold.thresholds[active])
+            threshold = threshold and threshold._replace(thresholds=threshold.thresholds.index_select(0, self.active_index))
         self.passes.soften(values, masks, self.stepping(self.latent), effective, threshold)
 
     def settle(self) -> None:
@@ -106,16 +106,17 @@ class SparseWeights(ParameterLists):
 
     def mask_gradients(self, share: float = 0.0, masks: Sequence[Tensor] | None = None) -> None:
         """Leave removed weights, or those that other masks remove, with a share of their gradient."""
-        grads, masks = self.grads, masks or self.masks
-        if grads and share != 1:
+        if share != 1 and (grads := self.grads):
+            masks = masks or self.masks
             self.passes.mask(list(grads.values()), [masks[layer] for layer in grads], share)
 
     def sum_signed_gradients(self) -> Tensor:
         """Zero the gradients of removed weights, then return Σ g · sign(w) of each layer."""
         sums = torch.zeros(len(self.names), dtype=self.state_dtype, device=self.devices[0])
         if grads := self.grads:
-            masks, values = [self.masks[i] for i in grads], [self.values[i] for i in grads]
-            found = self.passes.sum_signed(list(grads.values()), masks, values, sums.dtype)
+            masks, values = self.masks, self.values
+            lists = list(grads.values()), [masks[i] for i in grads], [values[i] for i in grads]
+            found = self.passes.sum_signed(*lists, sums.dtype)
             torch._foreach_copy_([sums[i] for i in grads], found)
         return self.mask_set.total(sums)
 
@@ -139,7 +140,7 @@ class SparseWeights(ParameterLists):
         return self.mask_set.total(torch.stack([(~mask).count_nonzero() for mask in masks]))
 
     def keep_top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
-        """Return masks of some layers that remove the smallest of these scores. The weights' own masks stay as they are."""
+        """Return masks of some layers that remove the smallest of these scores. The weights' own masks do not change."""
         return self.mask_set.top(scores, zeros)
 
     def keep_above(self, thresholds: Tensor) -> None:
@@ -149,20 +150,20 @@ class SparseWeights(ParameterLists):
     def exchange(self, share: float, grow_scores: dict[int, Tensor]) -> None:
         """In each layer with `grow_scores`, drop a share of the kept weights and grow as many others.
 
-        The kept weights of least magnitude go; those with the largest `grow_scores` come, with a clean optimizer state.
+        Drop the smallest magnitudes; grow the largest `grow_scores`, with a clean optimizer state.
         """
-        if not grow_scores or not share:
-            return
-        new = self.mask_set.exchanged(share, self.values, grow_scores)
-        for layer, mask in new.items():
-            clear_state(self.optimizer, self.parameters[layer], mask & ~self.masks[layer])
-        self.mask_set.replace(new.get(layer, mask) for layer, mask in enumerate(self.masks))
+        if grow_scores and share:
+            self.mask_set.exchange(share, self.values, grow_scores, self.clear_state)
 
     def keep_all(self) -> None:
         """Revive every removed weight, with a clean optimizer state."""
         for layer, mask in enumerate(self.masks):
-            clear_state(self.optimizer, self.parameters[layer], ~mask)
+            self.clear_state(layer, ~mask)
         self.mask_set.replace(torch.ones_like(mask) for mask in self.masks)
+
+    def clear_state(self, layer: int, where: Tensor) -> None:
+        """Reset the optimizer's state of some weights of a layer."""
+        clear_state(self.optimizer, self.parameters[layer], self.groups[layer], where)
 
     def check(self) -> None:
         """Raise if a parameter was replaced, or if the masks were ranked from NaN. May wait for the GPU to have made them."""

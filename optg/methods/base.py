@@ -63,14 +63,14 @@ class Method:
 
     @property
     def cycles(self) -> int:
-        """The number of equal cycles that training consists of. The learning rate should start again with each."""
+        """The number of equal cycles that training consists of. The learning rate should restart with each."""
         return 1
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         """Make the first mask and the method's state. Called once, before training."""
 
     def set_time(self, clock: Clock) -> None:
-        """Update what depends on time alone and is read on the device. Called whenever the clock has moved."""
+        """Update tensors that depend on time alone. Called whenever the clock has moved."""
 
     def due(self, clock: Clock) -> bool:
         """Return whether the mask may change now. `after_update` and `exchange` are called only then."""
@@ -83,7 +83,7 @@ class Method:
         return not self.grows_by_gradient and self.due(clock)
 
     def exchange(self, weights: SparseWeights, clock: Clock) -> None:
-        """Change the mask while the dense gradient is at hand. Called only if `grows_by_gradient`."""
+        """Change the mask while the dense gradient is available. Called only if `grows_by_gradient`."""
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         """Route the gradient. The parameters hold latent weights; `lr` has a scalar tensor per layer, 0 for "do not move"."""
@@ -108,6 +108,11 @@ class Method:
         """Return the numbers behind `effective` if it is a soft threshold, so that all layers can be computed at once."""
         return None
 
+    def release(self) -> None:
+        """Free what was learned beside the weights: training has ended."""
+        self.state = {}
+        vars(self).pop("sgd", None)  # a ScoreSGD, whose lists are the state's
+
     def layers(self, kind: str) -> list[Tensor]:
         """Return one list of the state."""
         values = self.state[kind]
@@ -125,7 +130,7 @@ class Method:
         return list(torch._foreach_abs(weights.values))
 
     def ranked(self, weights: SparseWeights) -> list[Tensor]:
-        """Return the scores; if removed weights never come back, theirs are below all others."""
+        """Return the scores. If the method never revives weights, removed ones rank below all others."""
         scores = self.scores(weights)
         return scores if self.revives else [s.where(mask, -math.inf) for s, mask in zip(scores, weights.masks)]
 
@@ -146,7 +151,7 @@ def refuse_unknown(what: str, value: str, known: Iterable[str]) -> None:
 class Gradual(Method):
     """A method that cuts its mask repeatedly while the sparsity rises on a schedule."""
 
-    keeps_cutting: ClassVar[bool] = False  # cuts go on after the target is reached, until training ends
+    keeps_cutting: ClassVar[bool] = False  # cuts continue after the target is reached, until training ends
 
     schedule: str = "cubic"  # how the sparsity rises: constant, linear, cosine, cubic (Zhu & Gupta), sigmoid (Eq. 15)
     start: float = 0.0  # where the schedule begins, as a share of training

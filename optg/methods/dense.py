@@ -1,4 +1,4 @@
-"""No pruning: ordinary training, to compare the others with."""
+"""No pruning: ordinary training, the baseline of all methods."""
 
 from dataclasses import dataclass
 from typing import ClassVar

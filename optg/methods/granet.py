@@ -1,7 +1,7 @@
 """Sparse Training via Boosting Pruning Plasticity with Neuroregeneration (GraNet). Liu et al., 2021 (arXiv:2106.10404).
 
 RigL on a shrinking budget. From a random mask at half density the sparsity rises on the cubic schedule: the smallest weights
-of all layers go, then each layer exchanges weights by the dense gradient. Exchanges go on until training ends, as in the
+of all layers go, then each layer exchanges weights by the dense gradient. Exchanges continue until training ends, as in the
 authors' code.
 """
 

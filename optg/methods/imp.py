@@ -2,7 +2,7 @@
 
 Train, remove a share of the remaining weights by magnitude, return to the weights and optimizer state of the beginning, and
 train again, until the target is reached. The epochs given to `sparsify` hold all cycles, in equal parts. The learning rate
-should start again at its peak with each cycle, even if `rewind` returns to a later point:
+should restart at its peak with each cycle, even if `rewind` returns to a later point:
 `CosineAnnealingWarmRestarts(optimizer, T_0=sparsifier.method.cycle(clock))`, stepped with every optimizer step.
 """
 

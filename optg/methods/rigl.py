@@ -49,11 +49,11 @@ class RigL(Gradual):
         sparsity = self.sparsity(weights, clock)
         if self.schedule != "constant" and sparsity > weights.sparsity:  # a shrinking budget: the smallest weights go first
             self.cut(weights, sparsity)
-            weights.show_effective()  # weights that come back at once start at 0 too
+            weights.show_effective()  # a weight that is cut and grown in one step starts at 0 too
         share = self.fraction * (1 + math.cos(math.pi * ramp(clock, 0, self.last_exchange()))) / 2
         weights.exchange(share, self.grow_scores(weights, clock))
         if self.skip_update_on_exchange:
-            weights.optimizer.zero_grad()  # an optimizer leaves a weight without a gradient alone
+            weights.optimizer.zero_grad()  # optimizers skip parameters without a gradient
 
     def last_exchange(self) -> float:
         """Return when exchanges end, as a share of training."""

@@ -4,7 +4,7 @@ The weights, random or pre-trained, never change. Only a score per weight is tra
 dL/d(w⊙m) · w, and at every step each layer keeps the weights with the largest absolute scores.
 
 On trained weights the first mask should keep the largest weights (`first="magnitude"`), as in Lottery Jackpots Exist in
-Pre-trained Models, Zhang et al., 2021 (arXiv:2104.08700): through a random mask no signal may pass, and then no score learns.
+Pre-trained Models, Zhang et al., 2021 (arXiv:2104.08700): a random mask may let no signal pass, and then no score learns.
 """
 
 from dataclasses import dataclass
@@ -60,9 +60,10 @@ class Supermask(Gradual):
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         if not (grads := weights.grads):
             return
-        values, scores = [weights.values[i] for i in grads], [self.sgd.scores[i] for i in grads]
+        values = weights.values
+        values, scores = [values[i] for i in grads], [self.sgd.scores[i] for i in grads]
         directions = torch._foreach_mul(torch._foreach_mul(list(grads.values()), values), torch._foreach_sign(scores))
         torch._foreach_add_(directions, scores, alpha=self.decay)
         self.sgd.step(weights, list(grads), list(directions), lr)
         for i in grads:
-            weights.parameters[i].grad = None  # an optimizer leaves a weight without a gradient alone: no step, no decay
+            weights.parameters[i].grad = None  # optimizers skip parameters without a gradient: no step, no decay

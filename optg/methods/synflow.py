@@ -20,7 +20,7 @@ class SynFlow(Method):
     when: ClassVar[str] = "before"
     revives: ClassVar[bool] = False
 
-    rounds: int = 100
+    rounds: int = 100  # number of cuts, each of which removes the same share of the remaining weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,7 +34,7 @@ class SynFlow(Method):
             for r in range(1, self.rounds + 1):
                 sparsity = weights.target if r == self.rounds else 1 - (1 - weights.target) ** (r / self.rounds)
                 flow = probe.synaptic_flow(weights, inputs)
-                weights.cut([f.where(m, -1.0) for f, m in zip(flow, weights.masks)], sparsity)  # kept ones may be 0
+                weights.cut([f.where(m, -1.0) for f, m in zip(flow, weights.masks)], sparsity)  # a kept weight may score 0
                 weights.show_effective()
         finally:
             for value, old in zip(weights.values, before):

@@ -40,7 +40,7 @@ class Taylor(Gradual):
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         scores, values = self.layers("scores"), weights.values
-        if self.used or self.due(clock):  # the latter holds right after a state was loaded that was saved at a cut
+        if self.used or self.due(clock):  # due: a state that was saved right after a cut has been loaded
             torch._foreach_zero_(scores)
             self.used = False
         for layer, grad in weights.grads.items():

@@ -5,6 +5,8 @@ everything is parsed against that recipe and that method. Options of the model (
 are taken out before.
 """
 
+import inspect
+import re
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,17 +68,19 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     method = build_method(plan, first.recipe)  # only its fields are used: they become the --method flags
     if method.when == "never":
         plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
+    documented = with_help(type(method))
     everything = make_dataclass(
         "Train",
         [
             ("first", Annotated[RecipeAndMethod, tyro.conf.arg(name="")]),
             ("options", Annotated[TrainOptions, tyro.conf.arg(name="")]),
             ("recipe", Annotated[RecipeFlags, tyro.conf.arg(name="")]),
-            ("method", Annotated[type(method), tyro.conf.arg(help=f"options of {plan.method}")]),
+            ("method", Annotated[documented, tyro.conf.arg(help=f"options of {plan.method}")]),
         ],
     )
     flags = RecipeFlags(**vars(plan.recipe) | {"model_options": None})
-    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), flags, method)
+    options = documented(**{f.name: getattr(method, f.name) for f in fields(method)})
+    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), flags, options)
     given: Any = tyro.cli(everything, args=args, default=default, prog="optg train", description=DESCRIPTION)
     usual = defaults(plan.method)
     values = {f.name: getattr(given.method, f.name) for f in fields(given.method)}
@@ -108,3 +112,19 @@ def changed(before: Recipe, after: Recipe) -> dict[str, Any]:
     """Return the settings that differ, except those that every name of a run states or that change no weights."""
     unnamed, old = ("sparsity", "seed", *EXECUTION_SETTINGS), asdict(before)
     return {key: value for key, value in asdict(after).items() if value != old[key] and key not in unnamed}
+
+
+def with_help(method: type[Any]) -> type[Any]:
+    """Return a subclass whose every option has help: its comment, or that of the option it overrides in a base class."""
+    options = []
+    for option in fields(method):
+        comments = (comment_of(base, option.name) for base in method.__mro__ if option.name in vars(base))
+        text = tyro.conf.arg(help=next(filter(None, comments), None))
+        options.append((option.name, Annotated[option.type, text], field(default=option.default)))
+    return make_dataclass(method.__name__, options, bases=(method,))
+
+
+def comment_of(owner: type[Any], option: str) -> str | None:
+    """Return the comment in the source code at the end of an option's line, or on the line above it."""
+    found = re.search(rf"(?m)^(?:    # (.*)\n)?    {option}: .*?(?:  # (.*))?$", inspect.getsource(owner))
+    return (found[2] or found[1]) if found else None

@@ -72,7 +72,7 @@ def arguments(text: str) -> Iterator[str]:
             entries.append(new[1])
             helps.append(line)
         elif helps and line.startswith("    "):
-            helps[-1] += " " + line.strip()
+            helps[-1] = f"{helps[-1].rstrip()} {line.strip()}"
     for i, text in enumerate(helps):
         if default := re.search(r"\(default: [^()]*(\([^()]*\))?[^()]*\)(?= *$)", text):
             entries[i] += f" {default[0]}"

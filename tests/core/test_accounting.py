@@ -1,4 +1,4 @@
-"""Parameters and FLOPs, against numbers worked out by hand."""
+"""Parameters and FLOPs against numbers worked out by hand."""
 
 from copy import deepcopy
 
@@ -28,7 +28,7 @@ LAYERS = {  # layer, shape of one example, weights × positions
 
 @pytest.mark.parametrize(("layer", "shape", "flops"), LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_layers(layer: nn.Module, shape: tuple[int, ...], flops: int, batch: int) -> None:
+def test_flops_of_each_kind_of_layer(layer: nn.Module, shape: tuple[int, ...], flops: int, batch: int) -> None:
     account = count(layer, torch.randn(batch, *shape))
     assert account.flops == account.dense_flops == flops
     assert account.parameters == account.nonzero == layer.weight.numel() + layer.bias.numel()
@@ -36,7 +36,7 @@ def test_layers(layer: nn.Module, shape: tuple[int, ...], flops: int, batch: int
 
 
 @pytest.mark.parametrize(("layer", "shape", "flops"), LAYERS.values(), ids=LAYERS)
-def test_zeros_cost_nothing(layer: nn.Module, shape: tuple[int, ...], flops: int) -> None:
+def test_zeros_cost_no_flops(layer: nn.Module, shape: tuple[int, ...], flops: int) -> None:
     layer = deepcopy(layer)
     with torch.no_grad():
         layer.weight.zero_().view(-1)[:2] = 1.0
@@ -59,11 +59,11 @@ def rows(account: Account) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_attention(batch_first: bool) -> None:
     attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
-    query, memory = torch.randn(2, 5, 8), torch.randn(2, 7, 8)  # 2 examples of 5 tokens, which look at 7
+    query, memory = torch.randn(2, 5, 8), torch.randn(2, 7, 8)  # 2 examples, in which 5 tokens attend to 7
     if not batch_first:
         query, memory = query.transpose(0, 1), memory.transpose(0, 1)
     with torch.no_grad():
-        attention.in_proj_weight[8] = 0.0  # the first row of the key's part
+        attention.in_proj_weight[8] = 0.0  # the first row of the key projection
         attention.out_proj.weight[:, :4] = 0.0
     account = count(attention, {"query": query, "key": memory, "value": memory}, batch_size=2)
     assert rows(account) == {
@@ -76,7 +76,7 @@ def test_attention(batch_first: bool) -> None:
     assert (account.parameters, account.nonzero) == (256 + 32, 256 + 32 - 8 - 32)
 
 
-def test_attention_with_other_widths() -> None:
+def test_attention_with_other_widths_of_keys_and_values() -> None:
     attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=4, batch_first=True)
     account = count(attention, (torch.randn(1, 5, 8), torch.randn(1, 7, 6), torch.randn(1, 7, 4)))
     assert rows(account) == {
@@ -89,7 +89,7 @@ def test_attention_with_other_widths() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
-def test_encoder_although_it_has_a_fast_path(training: bool, padded: bool) -> None:
+def test_encoder_layers_are_counted_despite_their_fast_path(training: bool, padded: bool) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).train(training)
     inputs: dict[str, Tensor] = {"src": torch.randn(3, 5, 8)}
@@ -99,43 +99,43 @@ def test_encoder_although_it_has_a_fast_path(training: bool, padded: bool) -> No
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-class Odd(nn.Module):
-    """A layer called three times by keyword, one with the first one's weight, one that is never called."""
+class SharedAndUnused(nn.Module):
+    """A layer that is called three times by keyword, one that shares its weight, and one that is never called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.again = nn.Linear(4, 4)
+        self.repeated = nn.Linear(4, 4)
         self.tied = nn.Linear(4, 4)
-        self.tied.weight = self.again.weight
+        self.tied.weight = self.repeated.weight
         self.unused = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(3):
-            x = self.again(input=x)
+            x = self.repeated(input=x)
         return self.tied(x)
 
 
 def test_shared_and_unused_layers() -> None:
-    account = count(Odd(), torch.randn(2, 4))
-    assert rows(account) == {"again.weight": (4, 64), "unused.weight": (0, 0)}
+    account = count(SharedAndUnused(), torch.randn(2, 4))
+    assert rows(account) == {"repeated.weight": (4, 64), "unused.weight": (0, 0)}
     assert account.parameters == 16 + 4 + 4 + 8 + 2
 
 
-def test_one_module_at_two_places() -> None:
+def test_one_module_in_two_places() -> None:
     layer = nn.Linear(4, 4)
     account = count(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(1, 4))
     assert rows(account) == {"0.weight": (2, 32)}
     assert account.parameters == 20
 
 
-def test_norms_that_start_at_zero_are_parameters_all_the_same() -> None:
+def test_zeros_in_norms_and_biases_count_as_parameters() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
     nn.init.zeros_(model[1].weight)
     nn.init.zeros_(model[0].bias)
     assert count(model, torch.randn(1, 1, 8, 8)).nonzero == 18 + 2 + 4
 
 
-def test_compiled_and_wrapped_models_count_as_the_bare_one() -> None:
+def test_wrappers_do_not_change_the_counts() -> None:
     model, x = convnet(), torch.randn(2, 1, 8, 8)
     expected = count(model, x)
     assert expected.flops == 72 * 64 + 576 * 16 + 1280
@@ -147,8 +147,8 @@ def test_compiled_and_wrapped_models_count_as_the_bare_one() -> None:
     assert count(torch.optim.swa_utils.AveragedModel(model), x) == expected
 
 
-class Restless(nn.Module):
-    """Changes its buffer and draws random numbers even in evaluation mode; can fail on the way."""
+class SideEffects(nn.Module):
+    """Changes a buffer and draws random numbers even in evaluation mode; fails at the end of forward if asked to."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
@@ -160,19 +160,19 @@ class Restless(nn.Module):
         self.calls += 1
         x = self.net(x + torch.randn_like(x))
         if self.fails:
-            raise RuntimeError("on the way")
+            raise RuntimeError("in forward")
         return x
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_left_as_it_was(fails: bool) -> None:
-    model = Restless(fails).train()
-    model.net[1].eval()  # one frozen norm, as in fine-tuning
+def test_counting_leaves_no_trace_on_the_model(fails: bool) -> None:
+    model = SideEffects(fails).train()
+    model.net[1].eval()  # one norm in evaluation mode, as in fine-tuning
     modes = [module.training for module in model.modules()]
     state = {name: value.clone() for name, value in model.state_dict().items()}
     rng = torch.get_rng_state()
     if fails:
-        with pytest.raises(RuntimeError, match="on the way"):
+        with pytest.raises(RuntimeError, match="in forward"):
             count(model, torch.ones(2, 1, 8, 8))
     else:
         count(model, torch.ones(2, 1, 8, 8))
@@ -184,14 +184,14 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_no_tensor_to_read_the_batch_from() -> None:
-    class Listening(nn.Linear):
+def test_without_an_input_tensor_the_batch_size_must_be_given() -> None:
+    class TakesList(nn.Linear):
         def forward(self, xs: list[Tensor]) -> Tensor:  # type: ignore[override]
             return super().forward(torch.stack(xs))
 
     with pytest.raises(ValueError, match="give batch_size"):
-        count(Listening(3, 2), [torch.ones(3)])
-    assert count(Listening(3, 2), [torch.ones(3), torch.ones(3)], batch_size=2).flops == 6
+        count(TakesList(3, 2), [torch.ones(3)])
+    assert count(TakesList(3, 2), [torch.ones(3), torch.ones(3)], batch_size=2).flops == 6
 
 
 def vgg19() -> nn.Sequential:
@@ -209,7 +209,7 @@ def vgg19() -> nn.Sequential:
 def test_vgg19() -> None:
     model = vgg19()
     for p in model.parameters():
-        nn.init.constant_(p, 0.01)  # of 20 million random numbers, one may well be exactly 0
+        nn.init.constant_(p, 0.01)  # one of 20 million random numbers may be exactly 0
     account = count(model, torch.randn(1, 3, 32, 32))
     assert account.parameters == account.nonzero == 20_035_018
     assert account.flops == account.dense_flops == 398_136_320  # the paper: 398 M

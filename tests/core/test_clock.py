@@ -1,13 +1,17 @@
+"""The clock: epochs, progress and steps beyond the announced end."""
+
 import pytest
+import torch
 
 from optg.core.clock import Clock
+from optg.methods import GMP
+from tests.toy import EPOCHS, STEPS, attach, batches, convnet, count_zeros, step
 
 
-def test_epochs_count_from_one_and_begin_on_whole_multiples():
+def test_epochs_count_from_1_and_start_every_steps_per_epoch_steps():
     clock = Clock(epochs=3, steps_per_epoch=2)
     seen = []
-    for step in range(7):
-        clock.step = step
+    for clock.step in range(7):
         seen.append((clock.epoch, clock.k, clock.at_epoch_start, clock.finished))
     assert seen == [
         (1, 1.0, True, False),
@@ -33,21 +37,21 @@ def test_epochs_of_a_length_in_steps_end_at_rounded_fractions(steps, epochs):
     count = epochs or min(100, steps)
     ends = [round(k * steps / count) for k in range(count + 1)]
     assert clock.total == steps and clock.epochs == count
-    for step in range(steps + 1):
-        now = clock.at(step)
-        done = max(k for k in range(count + 1) if ends[k] <= step)
-        assert now.epochs_before(step) == done
+    for taken in range(steps + 1):
+        now = clock.at(taken)
+        done = max(k for k in range(count + 1) if ends[k] <= taken)
+        assert now.epochs_before(taken) == done
         assert now.epoch == min(done + 1, count)
-        assert now.between_epochs == (step in ends) and now.at_epoch_start == (step in ends and step < steps)
-        assert now.k == pytest.approx(1 + step * count / steps)
+        assert now.between_epochs == (taken in ends) and now.at_epoch_start == (taken in ends and taken < steps)
+        assert now.k == pytest.approx(1 + taken * count / steps)
     assert clock.at(steps).finished
 
 
 def test_steps_that_divide_evenly_are_the_same_as_epochs():
-    for step in range(41):
-        a, b = Clock(10, 4, step), Clock.of(10, None, 40).at(step)
+    for taken in range(41):
+        a, b = Clock(10, 4, taken), Clock.of(10, None, 40).at(taken)
         for name in ("total", "epoch", "k", "progress", "at_epoch_start", "finished", "between_epochs"):
-            assert getattr(a, name) == getattr(b, name), (step, name)
+            assert getattr(a, name) == getattr(b, name), (taken, name)
 
 
 @pytest.mark.parametrize(
@@ -61,3 +65,17 @@ def test_an_unclear_length_is_refused(given):
 def test_more_epochs_than_steps_are_refused():
     with pytest.raises(ValueError, match="expected at least one step per epoch"):
         Clock.of(5, None, 3)
+
+
+def test_stepping_past_the_end_warns_once_and_keeps_the_mask():
+    model = convnet()
+    optimizer, sparsifier = attach(model, method=GMP(every=2))
+    for batch in batches(EPOCHS * STEPS):
+        step(model, optimizer, batch)
+    masks = [m.clone() for m in sparsifier.masks.values()]
+    with pytest.warns(UserWarning, match="optimizer step 21, but 20 were announced") as caught:
+        for batch in batches(5):
+            step(model, optimizer, batch)
+    assert len(caught) == 1
+    assert all(torch.equal(a, b) for a, b in zip(masks, sparsifier.masks.values()))
+    assert count_zeros(model) == 1736

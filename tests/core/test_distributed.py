@@ -1,6 +1,6 @@
-"""Two gloo processes train every method under DDP and FSDP2; masks must be those of one process, bit for bit.
+"""Train every method in two and three gloo processes, with DDP and FSDP2: the masks equal those of one process bit for bit.
 
-float64 and no batch norm, so that nothing but rounding could tell the ways apart.
+In float64 and without batch norm, results could differ only by rounding.
 """
 
 import copy
@@ -23,7 +23,7 @@ from tests.methods.test_contract import EPOCHS, STEPS, short
 from tests.toy import batches, convnet, entropy, step
 
 
-def net() -> nn.Module:
+def network() -> nn.Module:
     torch.manual_seed(0)
     return convnet(norm=False).double()
 
@@ -37,12 +37,12 @@ def shard(model: nn.Module) -> nn.Module:
 WRAPPERS = {"one": lambda model: model, "ddp": DistributedDataParallel, "fsdp": shard}
 
 
-def whole(tensor):
+def full(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def train(name: str, wrapper: str, data, until: int = EPOCHS * STEPS):
-    model = WRAPPERS[wrapper](net())
+    model = WRAPPERS[wrapper](network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
     sparsity = 0.0 if name == "dense" else 0.9
     rank, world = (0, 1) if wrapper == "one" else (dist.get_rank(), dist.get_world_size())
@@ -56,7 +56,7 @@ def train(name: str, wrapper: str, data, until: int = EPOCHS * STEPS):
     return model, sparsifier
 
 
-def compare(rank: int, world: int, store: str, report) -> None:
+def train_and_compare(rank: int, world: int, store: str, report) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -70,25 +70,25 @@ def compare(rank: int, world: int, store: str, report) -> None:
                     train(name, wrapper, data)
                 continue
             _, sparsifier = train(name, wrapper, data)
-            masks = {n: whole(m) for n, m in sparsifier.masks.items()}
+            masks = {n: full(m) for n, m in sparsifier.masks.items()}
             assert list(masks) == list(expected), (name, wrapper)
             for layer, mask in masks.items():
                 assert torch.equal(mask, expected[layer]), (name, wrapper, layer)
             assert sparsifier.weights.counts.tolist() == single.weights.counts.tolist(), (name, wrapper)
-            state = copy.deepcopy(single.state_dict())  # of one process, into two
+            state = copy.deepcopy(single.state_dict())  # the state of one process loads into several
             sparsifier.load_state_dict(state)
             for kind, layers in sparsifier.state_dict()["tensors"].items():
                 for layer, tensor in layers.items():
-                    assert torch.equal(whole(tensor), single.state_dict()["tensors"][kind][layer]), (name, wrapper, kind)
+                    assert torch.equal(full(tensor), single.state_dict()["tensors"][kind][layer]), (name, wrapper, kind)
     check_ties_over_shards(rank, world)
     check_clipping(data)
     report.put(rank)
-    dist.barrier()  # one that leaves early breaks the others' connections
-    os._exit(0)  # now and then torch's own threads abort a process that unwinds them, as `optg.cli` says
+    dist.barrier()  # a process that exits early breaks the connections of the others
+    os._exit(0)  # a normal exit sometimes aborts in torch's own threads
 
 
 def check_ties_over_shards(rank: int, world: int) -> None:
-    """Random ties, one layer split unevenly over the ranks and one held whole: the masks of the joined scores."""
+    """Check masks of random ties, with one layer split unevenly over the ranks and one held whole by each."""
     g = torch.Generator().manual_seed(0)
     for zeros in range(0, 60, 7):
         split, held = torch.randint(0, 3, (9, 5), generator=g).float(), torch.randint(0, 3, (15,), generator=g).float()
@@ -97,12 +97,12 @@ def check_ties_over_shards(rank: int, world: int) -> None:
         expected = keep_top([split, held], zeros)
         assert torch.equal(part, expected[0].tensor_split(world)[rank]) and torch.equal(same, expected[1])
     mine = torch.full((2,), torch.nan if rank == 1 else 0.0)
-    with pytest.raises(FloatingPointError, match="NaN in the scores of a"):  # on every rank, or the others would wait for ever
+    with pytest.raises(FloatingPointError, match="NaN in the scores of a"):  # on every rank, or the others would hang
         keep_top([mine], 1, shards=Shards(dist.group.WORLD, (True,)), names=["a"])
 
 
 def check_clipping(data) -> None:
-    """The norm of the gradients that weights receive, the same however they are split."""
+    """Check that the norm of the received gradients does not depend on how weights are split."""
     norms = {}
     for wrapper in WRAPPERS:
         model, sparsifier = train("optg", wrapper, data, until=17)
@@ -117,5 +117,5 @@ def check_clipping(data) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_agree_with_one_process(world, tmp_path):
     report = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(compare, args=(world, str(tmp_path / "store"), report), nprocs=world)
+    mp.spawn(train_and_compare, args=(world, str(tmp_path / "store"), report), nprocs=world)
     assert sorted(report.get() for _ in range(world)) == list(range(world))

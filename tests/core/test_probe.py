@@ -1,4 +1,4 @@
-"""A probe leaves no trace: what a model holds and how it goes on training are as if nobody had looked."""
+"""A probe leaves no trace: the model and its further training are the same as without it."""
 
 import copy
 import random
@@ -10,9 +10,7 @@ from torch.utils.data import DataLoader
 
 import optg
 from optg.core.probe import Probe
-from optg.core.prunable import find_prunable
-from optg.core.weights import SparseWeights
-from tests.toy import batches, step
+from tests.toy import batches, step, weights_of
 
 
 class Stop(Exception):
@@ -20,7 +18,7 @@ class Stop(Exception):
 
 
 class Fuse(nn.Module):
-    """Lets so many forward passes through, those of the model's copies counted too."""
+    """Raises after a number of forward passes, counted over all copies of the model."""
 
     passes = float("inf")
 
@@ -38,7 +36,7 @@ def fuse():
 
 
 def network() -> nn.Sequential:
-    """Batch norm that learns its statistics and one that does not, dropout, a frozen weight; some gradients are there."""
+    """Return a model with batch norm in both modes, dropout, a frozen weight and some gradients."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
@@ -58,7 +56,7 @@ def network() -> nn.Sequential:
 
 
 class Loss:
-    """Cross-entropy that notes which batches it was asked about; perhaps it fails at one of them."""
+    """Cross-entropy that records its batches and may fail at one of them."""
 
     def __init__(self, fails_at: int | None = None):
         self.seen, self.fails_at = [], fails_at
@@ -70,11 +68,6 @@ class Loss:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def weights_of(model) -> SparseWeights:
-    owned = [p for p in model.parameters() if p.requires_grad]
-    return SparseWeights(find_prunable(model, None, ()), torch.optim.SGD(owned, lr=0.1), 0.5)
-
-
 ONES = [torch.ones(1, 1, 8, 8)], {}
 PROBES = {
     "gradients": lambda probe, weights: probe.gradients(weights, 3),
@@ -82,11 +75,11 @@ PROBES = {
     "ones": lambda probe, weights: probe.ones(),
     "synaptic_flow": lambda probe, weights: probe.synaptic_flow(weights, ONES),
 }
-every_probe = pytest.mark.parametrize("look", PROBES.values(), ids=PROBES)
+every_probe = pytest.mark.parametrize("probe_with", PROBES.values(), ids=PROBES)
 
 
-class Trace:
-    """All that a probe could disturb, to be compared with later."""
+class Snapshot:
+    """Everything that a probe could change, for a comparison after it."""
 
     def __init__(self, model):
         self.model, self.state = model, copy.deepcopy(model.state_dict())
@@ -107,22 +100,22 @@ class Trace:
 
 @every_probe
 @pytest.mark.parametrize("training", [True, False])
-def test_everything_is_as_before(look, training):
+def test_a_probe_changes_nothing(probe_with, training):
     model = network()
     if not training:
         model.eval()
-    trace = Trace(model)
-    look(Probe(model, Loss(), batches(4)), weights_of(model))
-    trace.assert_unchanged()
+    snapshot = Snapshot(model)
+    probe_with(Probe(model, Loss(), batches(4)), weights_of(model))
+    snapshot.assert_unchanged()
 
 
-def test_the_model_of_these_tests_can_be_disturbed():
+def test_an_ordinary_backward_pass_does_change_this_model():
     model = network()
-    trace = Trace(model)
+    snapshot = Snapshot(model)
     Loss()(model, batches(1)[0]).backward()
-    assert not torch.equal(model[1].running_mean, trace.state["1.running_mean"])
-    assert not torch.equal(torch.get_rng_state(), trace.rng)
-    assert not torch.equal(model[0].weight.grad, trace.grads[0][1])
+    assert not torch.equal(model[1].running_mean, snapshot.state["1.running_mean"])
+    assert not torch.equal(torch.get_rng_state(), snapshot.rng)
+    assert not torch.equal(model[0].weight.grad, snapshot.grads[0][1])
 
 
 @pytest.mark.parametrize(
@@ -133,45 +126,45 @@ def test_the_model_of_these_tests_can_be_disturbed():
         ("gradients", None, 0),  # in the model, after some layers
         ("gradients", None, 2),
         ("hessian_gradients", 2, None),
-        ("hessian_gradients", 5, None),  # in the second backward's round
+        ("hessian_gradients", 5, None),  # in the second pass over the batches
         ("hessian_gradients", None, 1),
         ("hessian_gradients", None, 4),
         ("ones", 1, None),
         ("synaptic_flow", None, 0),
     ],
 )
-def test_everything_is_as_before_when_the_loss_fails(name, fails_at, passes):
+def test_a_failing_probe_changes_nothing(name, fails_at, passes):
     model = network()
-    trace, loss = Trace(model), Loss(fails_at)
+    snapshot, loss = Snapshot(model), Loss(fails_at)
     Fuse.passes = float("inf") if passes is None else passes
     with pytest.raises(Stop):
         PROBES[name](Probe(model, loss, batches(4)), weights_of(model))
-    trace.assert_unchanged()
+    snapshot.assert_unchanged()
 
 
-def test_modes_that_the_loss_changes_are_put_back():
+def test_modes_that_the_loss_changes_are_restored():
     model = network()
-    trace = Trace(model)
+    snapshot = Snapshot(model)
 
     def loss(model, batch):
         model.eval()[4].train()
         return Loss()(model, batch)
 
     Probe(model, loss, batches(1)).gradients(weights_of(model), 1)
-    trace.assert_unchanged()
+    snapshot.assert_unchanged()
 
 
 @every_probe
-def test_results_do_not_depend_on_gradients_that_are_there_nor_on_who_asked_before(look):
-    """Dropout draws the same masks again, since the random numbers were put back."""
+def test_results_depend_neither_on_existing_gradients_nor_on_earlier_probes(probe_with):
+    """Dropout draws the same masks again, because the random state was restored."""
     model = network()
     probe, weights = Probe(model, Loss(), batches(4)), weights_of(model)
-    first = look(probe, weights)
+    first = probe_with(probe, weights)
     for p in model.parameters():
         p.grad = None
-    with torch.no_grad():  # as sparsify asks
-        second = look(probe, weights)
-    if isinstance(first, tuple):  # the inputs of `ones`
+    with torch.no_grad():  # sparsify calls probes without gradients
+        second = probe_with(probe, weights)
+    if isinstance(first, tuple):  # `ones` returns inputs
         first, second = first[0], second[0]
     assert first and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -179,30 +172,30 @@ def test_results_do_not_depend_on_gradients_that_are_there_nor_on_who_asked_befo
 @pytest.mark.parametrize("name", [n for n in PROBES if n != "ones"])
 def test_results_share_no_memory_with_the_model(name):
     model = network()
-    trace, weights = Trace(model), weights_of(model)
+    snapshot, weights = Snapshot(model), weights_of(model)
     for result in PROBES[name](Probe(model, Loss(), batches(4)), weights):
         result.data.fill_(7.0)
-    trace.assert_unchanged()
+    snapshot.assert_unchanged()
 
 
-# ---- which batches
+# ---- batches
 
 
 @pytest.mark.parametrize(
-    "name, asked",
+    "name, used",
     [
         ("gradients", [0, 1, 2]),
-        ("hessian_gradients", [0, 1, 2, 0, 1, 2]),  # g of all, then H·g of each
+        ("hessian_gradients", [0, 1, 2, 0, 1, 2]),  # g of all batches, then H·g of each
         ("ones", [0]),
         ("synaptic_flow", []),
     ],
 )
-def test_the_loss_is_asked_about_the_first_batches_only(name, asked):
+def test_the_loss_is_called_with_the_first_batches_only(name, used):
     model, data, loss = network(), batches(5), Loss()
     stream = iter(data)
     PROBES[name](Probe(model, loss, stream), weights_of(model))
-    assert [next(i for i, b in enumerate(data) if b is s) for s in loss.seen] == asked
-    assert next(stream) is data[len(set(asked))]  # and no more were taken than needed
+    assert [next(i for i, b in enumerate(data) if b is s) for s in loss.seen] == used
+    assert next(stream) is data[len(set(used))]  # no other batch was drawn
 
 
 def test_ones_does_not_evaluate_the_model():
@@ -213,20 +206,20 @@ def test_ones_does_not_evaluate_the_model():
 
 
 @every_probe
-def test_a_shuffling_loader_gives_the_same_epochs_as_without_a_probe(look):
+def test_a_probe_does_not_change_the_order_of_a_shuffling_loader(probe_with):
     model = network()
     images, labels = batches(1, size=40)[0]
     loader = DataLoader(list(zip(images, labels)), batch_size=8, shuffle=True)
     torch.manual_seed(3)
     expected = [y.tolist() for _, y in loader]
     torch.manual_seed(3)
-    look(Probe(model, Loss(), loader), weights_of(model))
+    probe_with(Probe(model, Loss(), loader), weights_of(model))
     assert [y.tolist() for _, y in loader] == expected
 
 
 @pytest.mark.parametrize("method", ["snip", "grasp", "synflow"])
-def test_at_sparsity_0_training_goes_on_as_if_nobody_had_looked(method):
-    """Dropout, batch norm and shuffling, bit for bit."""
+def test_at_sparsity_0_a_probe_does_not_change_training(method):
+    """Dropout, batch norm and shuffling give the same bits."""
     ends = []
     for chosen in (method, "dense"):
         model = network()
@@ -241,11 +234,11 @@ def test_at_sparsity_0_training_goes_on_as_if_nobody_had_looked(method):
     assert all(torch.equal(a, b) for a, b in zip(ends[0][1].values(), ends[1][1].values(), strict=True))
 
 
-# ---- what easily leaves a trace
+# ---- buffers and random state
 
 
 class Counting(nn.Module):
-    """Counts its passes in a buffer that it does not write to but replaces."""
+    """Counts its passes in a buffer that it replaces instead of writing to it."""
 
     def __init__(self):
         super().__init__()
@@ -258,7 +251,7 @@ class Counting(nn.Module):
 
 
 class Expanded(nn.Module):
-    """Has a buffer whose entries share their memory, so that it cannot be written to."""
+    """Has a buffer whose entries share memory, so it cannot be written to."""
 
     def __init__(self):
         super().__init__()
@@ -270,20 +263,20 @@ class Expanded(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Counting, Expanded])
-def test_buffers_of_all_kinds(make):
+def test_replaced_and_expanded_buffers_are_unchanged(make):
     model = make()
-    trace = Trace(model)
+    snapshot = Snapshot(model)
     Probe(model, Loss(), batches(2)).gradients(weights_of(model), 2)
-    trace.assert_unchanged()
+    snapshot.assert_unchanged()
 
 
 @pytest.mark.parametrize("name", [n for n in PROBES if n != "ones"])
-def test_results_carry_no_graph(name):
+def test_results_need_no_gradient(name):
     model = network()
     assert not any(r.requires_grad for r in PROBES[name](Probe(model, Loss(), batches(3)), weights_of(model)))
 
 
-def test_random_numbers_of_python():
+def test_pythons_random_state_is_restored():
     model, state = network(), random.getstate()
     augmented = ((x.roll(random.randint(0, 7), -1), y) for x, y in batches(2))
     Probe(model, Loss(), augmented).gradients(weights_of(model), 2)

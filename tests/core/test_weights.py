@@ -1,101 +1,82 @@
-"""Which weights are prunable, and under what names."""
+"""SparseWeights: number types, memory layouts, writes from outside, and the magnitude budget."""
 
-import warnings
+import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from optg.core.prunable import find_prunable, parameters_by_name, unwrap
+from tests.toy import EPOCHS, STEPS, attach, batches, convnet, magnitude_zeros, step, weights_of
 
 
-class Zoo(nn.Module):
-    """One layer of every kind that matters."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv1d(2, 4, 3)
-        self.conv2 = nn.Conv2d(4, 4, 3, groups=4)
-        self.conv3 = nn.Conv3d(1, 2, 3)
-        self.up = nn.ConvTranspose2d(4, 2, 2)
-        self.norm = nn.LayerNorm(8)
-        self.norm2 = nn.LayerNorm((8, 8))
-        self.embed = nn.Embedding(11, 8)
-        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
-        self.cross = nn.MultiheadAttention(8, 2, kdim=4, vdim=4)
-        self.position = nn.Parameter(torch.zeros(1, 5, 8))
-        self.frozen = nn.Linear(8, 8).requires_grad_(False)
-        self.head = nn.Linear(8, 11)
-        self.tied = nn.Linear(8, 11)
-        self.tied.weight = self.embed.weight
-        self.twin = nn.Linear(8, 11)
-        self.twin.weight = self.head.weight
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
 
 
-DEFAULT = [
-    "conv1.weight",
-    "conv2.weight",
-    "conv3.weight",
-    "up.weight",
-    "attention.in_proj_weight",
-    "attention.out_proj.weight",
-    "cross.q_proj_weight",
-    "cross.k_proj_weight",
-    "cross.v_proj_weight",
-    "cross.out_proj.weight",
-    "head.weight",
-]
+def test_bfloat16_parameters_have_float32_scores():
+    model = convnet(norm=False).bfloat16()
+    optimizer, sparsifier = attach(model)
+    for x, y in batches(EPOCHS * STEPS):
+        step(model, optimizer, (x.bfloat16(), y))
+    assert {s.dtype for kind in sparsifier.method.state.values() for s in kind} == {torch.float32}
+    assert {v.dtype for v in sparsifier.weights.values} == {torch.bfloat16}
 
 
-def test_the_default_is_every_trained_matrix_but_embeddings_and_what_is_tied_to_them():
-    assert list(find_prunable(Zoo(), None, ())) == DEFAULT
+def test_channels_last_gives_the_same_masks():
+    plain = convnet().double()
+    last = copy.deepcopy(plain).to(memory_format=torch.channels_last)
+    (plain_optimizer, expected), (optimizer, sparsifier) = attach(plain), attach(last)
+    for x, y in batches(EPOCHS * STEPS, dtype=torch.float64):
+        step(plain, plain_optimizer, (x, y))
+        step(last, optimizer, (x.to(memory_format=torch.channels_last), y))
+    assert sparsifier.weights.masks[1].is_contiguous(memory_format=torch.channels_last)
+    for mask, other in zip(sparsifier.masks.values(), expected.masks.values()):
+        assert torch.equal(mask, other)
 
 
-def test_include_and_exclude():
-    zoo = Zoo()
-    assert list(find_prunable(zoo, ["attention*"], ())) == ["attention.in_proj_weight", "attention.out_proj.weight"]
-    assert list(find_prunable(zoo, [nn.Embedding], ())) == ["embed.weight"]
-    assert list(find_prunable(zoo, ["embed"], ())) == ["embed.weight"]
-    assert list(find_prunable(zoo, ["tied"], ())) == ["embed.weight"]  # one weight, one name
-    assert list(find_prunable(zoo, ["twin.weight"], ())) == ["head.weight"]
-    assert list(find_prunable(zoo, ["position"], ())) == ["position"]
-    assert list(find_prunable(zoo, None, ["conv?", nn.MultiheadAttention, "*proj*"])) == ["up.weight", "head.weight"]
+def test_values_written_to_kept_weights_are_used_and_to_removed_ones_only_after_reload():
+    model = convnet()
+    optimizer, sparsifier = attach(model)
+    for batch in batches(13):
+        step(model, optimizer, batch)
+    latent = [v.clone() for v in sparsifier.weights.latent]
+    other = {n: torch.full_like(t, 0.01) if t.ndim > 1 else t for n, t in model.state_dict().items()}
+    model.load_state_dict(other)  # dense: writes to removed weights too
+    optimizer.param_groups[0]["lr"] = 0.0
+    step(model, optimizer, batches(1)[0])
+    for value, mask, now, before in zip(sparsifier.weights.values, sparsifier.weights.masks, sparsifier.weights.latent, latent):
+        assert torch.equal(value, torch.where(mask, 0.01, 0.0))
+        assert torch.equal(now[~mask], before[~mask])
+    model.load_state_dict(other)
+    sparsifier.reload()  # accepts the new values of removed weights too
+    for value, mask, now in zip(sparsifier.weights.values, sparsifier.weights.masks, sparsifier.weights.latent):
+        assert torch.equal(value, torch.where(mask, 0.01, 0.0)) and torch.equal(now, torch.full_like(now, 0.01))
 
 
-@pytest.mark.parametrize("pattern", ["nothing*", "norm", "norm2", nn.LayerNorm, "*.bias", "frozen", nn.LSTM])
-def test_a_pattern_that_matches_nothing_is_refused(pattern):
-    for include, exclude in (([pattern], ()), (None, [pattern])):
-        with pytest.raises(ValueError, match="matches no prunable weight"):
-            find_prunable(Zoo(), include, exclude)
+# ---- the magnitude budget
 
 
-@pytest.mark.parametrize("include", [None, [nn.Linear], ["*"]])
-def test_weights_that_are_computed_from_others_stay_dense_with_a_warning(include):
-    """A row of 0 under weight_norm is 0/0, and its gains are no weights."""
-    new, old = nn.utils.parametrizations.weight_norm, nn.utils.weight_norm
-    with pytest.warns(FutureWarning):
-        model = nn.Sequential(new(nn.Linear(4, 4)), old(nn.Linear(4, 4)), nn.Linear(4, 4), new(nn.Linear(4, 4)))
-    model[3].requires_grad_(False)
-    with pytest.warns(UserWarning, match="0, 1 stay dense: their weights are computed from other parameters"):
-        assert list(find_prunable(model, include, ())) == ["2.weight"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert list(find_prunable(model, include, ["0", "1"])) == ["2.weight"]
+@pytest.mark.parametrize("scales", [(1, 1, 1), (0.1, 1, 3), (5, 0.01, 1)])
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("digits", [1, 8])  # with 1 digit, many magnitudes are equal
+def test_each_layer_loses_as_many_weights_as_in_a_global_magnitude_cut(scales, sparsity, digits):
+    torch.manual_seed(0)
+    model = convnet()
+    weights = weights_of(model, sparsity)
+    for value, scale in zip(weights.values, scales):
+        value.mul_(10 * scale).copy_(value.mul(10**digits).round() / 10**digits)
+    expected = magnitude_zeros(weights.values, math.ceil(sparsity * 1928))
+    assert weights.zeros(sparsity, "magnitude").tolist() == expected and sum(expected) == math.ceil(sparsity * 1928)
 
 
-def test_names_are_those_of_the_bare_model():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
-    names = list(parameters_by_name(model))
-    assert names == ["0.weight", "0.bias", "1.0.weight", "1.0.bias"]
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    for wrapped in (torch.compile(model), nn.DataParallel(model), torch.compile(nn.DataParallel(model)), averaged):
-        assert list(parameters_by_name(wrapped)) == names
-    assert unwrap(torch.compile(model)) is model
-    model[1].compile()
-    inner = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Sequential(nn.Linear(2, 2))))
-    assert list(parameters_by_name(inner)) == names
-
-
-def test_a_lazy_module_is_refused():
-    with pytest.raises(ValueError, match=r"0\.weight has no shape yet; run one batch"):
-        find_prunable(nn.Sequential(nn.LazyLinear(3)), None, ())
+def test_magnitude_budget_on_literal_numbers():
+    model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Linear(1, 3, bias=False))
+    model[0].weight.data = torch.tensor([[-5.0, 0.1, 3.0]])
+    model[1].weight.data = torch.tensor([[0.2], [-0.3], [4.0]])
+    weights = weights_of(model)
+    assert weights.zeros(0.5, "magnitude").tolist() == [1, 2]
+    # Scores other than the magnitudes decide which weights go: the first of three, and the last two.
+    weights.cut([torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[9.0], [8.0], [7.0]])], 0.5, "magnitude")
+    assert [m.int().tolist() for m in weights.masks] == [[[0, 1, 1]], [[1], [0], [0]]]

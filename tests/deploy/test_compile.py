@@ -38,7 +38,7 @@ def error(got: Tensor, exact: Tensor) -> float:
     ("name", "sparsity"),
     [("digits", 0.9), ("vgg19", 0.98), ("resnet50", 0.95), ("mobilenet_v1", 0.9), ("digits", 0.0)],
 )
-def test_whole_nets(name: str, sparsity: float) -> None:
+def test_whole_nets_agree_with_torch(name: str, sparsity: float) -> None:
     model = sparse(name, sparsity)
     torch.manual_seed(0)
     x = torch.randn(17, *SHAPES[name])
@@ -190,7 +190,7 @@ def test_batch_size_comes_from_images_when_a_scalar_comes_first() -> None:
     assert not any("run in torch" in note for note in fast.notes)
 
 
-def test_nan_and_large_numbers() -> None:
+def test_nan_and_large_numbers_pass_through_as_in_torch() -> None:
     x = torch.randn(2, 3, 8, 8)
     x[0, 0, 0, 0] = x[1, 2, 7, 7] = float("nan")
     for pool in (nn.MaxPool2d(2), nn.MaxPool2d(3, 1, 1), nn.AdaptiveMaxPool2d(1)):
@@ -240,13 +240,13 @@ def test_any_batch_size_and_memory_format() -> None:
         (torch.zeros(1, 2, 5, 5, dtype=torch.float64), "is torch.float64 on cpu; the engine takes torch.float32 on cpu"),
     ],
 )
-def test_wrong_inputs(x: Tensor, message: str) -> None:
+def test_wrong_inputs_are_refused(x: Tensor, message: str) -> None:
     fast = optg.compile(nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5))
     with pytest.raises(ValueError, match=message):
         fast(x)
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused() -> None:
     model, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
     for threads in (0, 2.5):
         with pytest.raises(ValueError, match=f"threads is {threads}; expected a whole number of at least 1"):
@@ -257,7 +257,7 @@ def test_wrong_arguments() -> None:
         optg.compile(model.double(), x.double())
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torch_runs_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     build._library.cache_clear()
     try:

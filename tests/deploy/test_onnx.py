@@ -15,7 +15,7 @@ from tests.deploy.conftest import Cli
 
 
 def write_other_model(path: Path, model: torch.nn.Module, example: torch.Tensor, value: float = 0.0) -> None:
-    """Write an ONNX file that computes something else than the model."""
+    """Write an ONNX file that does not compute what the model computes."""
     other = torch.nn.Sequential(model, torch.nn.Threshold(0.1, value))
     write_onnx(path, other, example)
 

@@ -1,4 +1,4 @@
-"""Compile random networks and compare them with torch in float64, to find combinations that no other test has.
+"""Compile random networks and compare them with torch in float64, to find combinations that no other test covers.
 
 OPTG_NETS=500 pytest tests/deploy/test_random_nets.py tries more.
 """
@@ -22,7 +22,7 @@ ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.S
 
 
 class Net(nn.Module):
-    """A few operations, each on earlier values. It returns the last value and another one."""
+    """A few random operations on earlier values. Returns the last value and another one."""
 
     def __init__(self, r: random.Random, image: Tensor) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Function(nn.Module):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("seed", range(NETS))
-def test_a_random_net(seed: int, isa: str) -> None:
+def test_random_net_agrees_with_torch(seed: int, isa: str) -> None:
     r = random.Random(seed)
     torch.manual_seed(seed)
     shape = r.choice([1, 3, 4, 16]), r.choice([1, 2, 4, 7, 8, 13, 16]), r.choice([1, 3, 4, 8, 14, 16, 31])

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class StraightThrough(torch.autograd.Function):
-    """The mask in forward; in backward its gradient is the score's (Eq. 6)."""
+    """Return the mask in forward; in backward pass its gradient on to the score (Eq. 6)."""
 
     @staticmethod
     def forward(ctx, score, mask):
@@ -19,7 +19,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 def train(model, batches, names, *, sparsity, epochs, alpha, lr, momentum, weight_decay, score_momentum=0.9):
-    """Yields (masks, weights, scores) after each epoch's cut and at the end."""
+    """Yield (masks, weights, scores) after each epoch's cut and at the end."""
     steps = len(batches) // epochs
     weights = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     scores = {n: torch.zeros_like(weights[n], requires_grad=True) for n in names}

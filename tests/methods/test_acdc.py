@@ -1,3 +1,5 @@
+"""AC/DC: its phases, and training against a plain loop."""
+
 import math
 
 import torch
@@ -6,18 +8,10 @@ from torch import nn
 import optg
 from optg.core.clock import Clock
 from optg.methods import ACDC
-from tests.toy import batches, convnet, step
+from tests.toy import batches, convnet, sgd, sparse_convnet, step
 
-SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 METHOD = ACDC(start=0.1, phase=0.1, final=0.3)
-TABLE = "dd ss dd ss dd ss dd ssssss".replace(" ", "")  # of 20 steps; s: sparse
-
-
-def attach(method=METHOD, sparsity=0.9, epochs=4, steps=5):
-    torch.manual_seed(0)
-    model = convnet().double()
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    return model, optimizer, optg.sparsify(model, optimizer, method, sparsity=sparsity, epochs=epochs, steps_per_epoch=steps)
+TABLE = "dd ss dd ss dd ss dd ssssss".replace(" ", "")  # the phase of each of 20 steps: dense or sparse
 
 
 def phases(method: ACDC, steps: int) -> str:
@@ -28,14 +22,14 @@ def phases(method: ACDC, steps: int) -> str:
     return table
 
 
-def test_the_table_of_phases():
+def test_phases_follow_the_options():
     assert phases(METHOD, 20) == TABLE
     assert phases(ACDC(start=0.3, phase=0.2, final=0.3), 10) == "dddssddsss"
     assert phases(ACDC(), 40).startswith("dddd" + "ssdd" * 6) and phases(ACDC(), 40).endswith("ssssss")
 
 
-def test_each_step_sees_the_model_of_its_phase():
-    model, optimizer, sparsifier = attach()
+def test_each_step_runs_on_the_model_of_its_phase():
+    model, optimizer, sparsifier = sparse_convnet(METHOD, dtype=torch.float64)
     for phase, batch in zip(TABLE, batches(20, dtype=torch.float64), strict=True):
         zeros = sum(int((~mask).sum()) for mask in sparsifier.masks.values())
         assert zeros == {"s": 1736, "d": 0}[phase]  # ⌈0.9 · 1928⌉
@@ -43,15 +37,15 @@ def test_each_step_sees_the_model_of_its_phase():
     assert sparsifier.sparsity == 1736 / 1928
 
 
-def test_equals_a_plain_loop_with_cuts_and_openings():
-    """Magnitude cut of all layers before each sparse phase; removed weights revived at 0, with a momentum of 0, after it."""
-    model, optimizer, sparsifier = attach()
+def test_equals_a_plain_loop_with_cuts_and_revivals():
+    """Before a sparse phase the smallest magnitudes are cut; after it all weights are revived, with value and momentum 0."""
+    model, optimizer, sparsifier = sparse_convnet(METHOD, dtype=torch.float64)
     torch.manual_seed(0)
     plain = convnet().double()
-    plain_optimizer = torch.optim.SGD(plain.parameters(), **SGD)
+    plain_optimizer = sgd(plain.parameters())
     layers = [plain.get_parameter(name) for name in sparsifier.masks]
     masks = [torch.ones_like(p) for p in layers]
-    cuts = openings = 0
+    cuts = revivals = 0
     for t, (x, y) in enumerate(batches(20, dtype=torch.float64)):
         if TABLE[t] == "s" and TABLE[t - 1] == "d":
             magnitudes = torch.cat([p.detach().abs().flatten() for p in layers])
@@ -64,9 +58,9 @@ def test_equals_a_plain_loop_with_cuts_and_openings():
             for p, mask in zip(layers, masks):
                 plain_optimizer.state[p]["momentum_buffer"].mul_(mask)
             masks = [torch.ones_like(p) for p in layers]
-            openings += 1
+            revivals += 1
         for (name, ours), p, mask in zip(sparsifier.masks.items(), layers, masks):
-            assert torch.equal(ours, mask.bool())  # within a sparse phase: still that of its cut
+            assert torch.equal(ours, mask.bool())  # the mask does not change within a sparse phase
             assert torch.allclose(model.get_parameter(name), p, rtol=0, atol=1e-12)
         step(model, optimizer, (x, y))
         plain_optimizer.zero_grad()
@@ -78,11 +72,11 @@ def test_equals_a_plain_loop_with_cuts_and_openings():
             p.data.mul_(mask)
     for a, b in zip(model.parameters(), plain.parameters()):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
-    assert (cuts, openings) == (4, 3)
+    assert (cuts, revivals) == (4, 3)
 
 
-def test_revived_weights_start_at_0_with_a_clean_momentum_and_kept_ones_go_on():
-    model, optimizer, sparsifier = attach()
+def test_revived_weights_start_at_0_without_momentum_and_kept_ones_keep_theirs():
+    model, optimizer, sparsifier = sparse_convnet(METHOD, dtype=torch.float64)
     for batch in batches(3, dtype=torch.float64):
         step(model, optimizer, batch)
     masks = {name: mask.clone() for name, mask in sparsifier.masks.items()}
@@ -102,24 +96,24 @@ def test_a_mask_is_fixed_within_its_phase():
     sparsifier = optg.sparsify(model, optimizer, METHOD, sparsity=0.5, epochs=1, steps_per_epoch=20)
     for phase in "dds":
         assert sparsifier.masks["weight"].tolist() == [[True] * 4 if phase == "d" else [False, True, True, False]]
-        model.weight.data.mul_(phase == "d")  # in the sparse phase kept weights of 0, which another cut would take by index
+        model.weight.data.mul_(phase == "d")  # zeroes kept weights in the sparse phase: a second cut would remove others
         model.weight.grad = torch.zeros(1, 4)
         optimizer.step()
     assert sparsifier.masks["weight"].tolist() == [[False, True, True, False]]
 
 
-def test_the_table_of_phases_stretches():
+def test_phases_scale_with_the_length_of_training():
     for times in range(1, 20):
         assert phases(METHOD, 20 * times) == "".join(phase * times for phase in TABLE)
 
 
-def test_no_dense_start():
+def test_training_may_start_sparse():
     method = ACDC(start=0.0, phase=0.2, final=0.2)
     assert phases(method, 10) == "ssddssddss"
-    _, _, sparsifier = attach(method, sparsity=0.5, epochs=2)
+    _, _, sparsifier = sparse_convnet(method, dtype=torch.float64, sparsity=0.5, epochs=2)
     assert sparsifier.sparsity == 0.5
 
 
-def test_the_published_run_of_100_epochs():
-    """Peste et al. prune at epochs 10, 20 … 70 and 85 and set free at 15, 25 … 75."""
+def test_phases_of_the_published_run_of_100_epochs():
+    """Peste et al. prune at epochs 10, 20 … 70 and 85, and revive all weights at 15, 25 … 75."""
     assert phases(ACDC(), 100) == "d" * 10 + ("s" * 5 + "d" * 5) * 7 + "d" * 5 + "s" * 15

@@ -1,4 +1,4 @@
-"""Adding a method is one file and one line: this file, and the line in the fixture."""
+"""Adding a method takes one file and one line. Here: this file, and the line in the fixture."""
 
 import inspect
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tests.methods import test_contract as contract
 
 @dataclass
 class Toy(Gradual):
-    """Removes the largest weights: nobody's idea."""
+    """Removes the largest weights, which no paper recommends."""
 
     paper: ClassVar[str] = "nobody 1900"
     revives: ClassVar[bool] = False
@@ -33,7 +33,7 @@ def register(monkeypatch):
 PROMISES = [
     test
     for name, test in vars(contract).items()
-    if name.startswith("test_") and name != "test_it_says_where_it_comes_from"  # that asks for optg/methods/
+    if name.startswith("test_") and name != "test_it_names_its_paper"  # which expects the file in optg/methods
 ]
 
 
@@ -45,7 +45,7 @@ def test_it_keeps_every_promise(promise):
         promise(**{"name": "toy", **({extra: value} if extra else {})})
 
 
-def test_it_is_on_the_command_line(monkeypatch, capsys):
+def test_the_command_line_lists_it(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["optg", "methods", "--markdown"])
     cli.main()
     [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `toy`")]

@@ -1,4 +1,4 @@
-"""What every registered method promises. A new method is picked up from the registry."""
+"""The promises of every method in the registry. A new method is tested automatically."""
 
 import copy
 import dataclasses
@@ -22,7 +22,7 @@ PRUNING = [name for name in METHODS if name != "dense"]
 
 
 def short(name: str):
-    """A method as in a run of 20 steps: those that count steps cut at least every 2, cycles are few."""
+    """Return a method for a run of 20 steps: it cuts every 2 steps or more often, and has few cycles."""
     method = METHODS[name]()
     shorter = {"every": lambda steps: steps and min(steps, 2), "fraction": lambda _: 0.6}
     fields = {field.name for field in dataclasses.fields(method)}
@@ -39,8 +39,8 @@ def attach(name: str, sparsity: float = 0.9, model: nn.Module | None = None, opt
     return model, opt, optg.sparsify(model, opt, short(name), sparsity=target, epochs=EPOCHS, steps_per_epoch=STEPS, **data)
 
 
-def everything(model, optimizer, sparsifier) -> list[torch.Tensor]:
-    """All tensors that training depends on."""
+def training_state(model, optimizer, sparsifier) -> list[torch.Tensor]:
+    """Return all tensors that training depends on."""
     states = [s for p in model.parameters() for s in optimizer.state[p].values() if isinstance(s, torch.Tensor)]
     saved = [t for layers in sparsifier.state_dict()["tensors"].values() for t in layers.values()]
     return [t.clone() for t in [*model.state_dict().values(), *states, *saved]]
@@ -48,12 +48,12 @@ def everything(model, optimizer, sparsifier) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", METHODS)
-def test_at_sparsity_0_training_is_dense_training_bit_for_bit(name, optimizer):
+def test_at_sparsity_0_training_equals_dense_training_bit_for_bit(name, optimizer):
     model, opt, sparsifier = attach(name, sparsity=0.0, optimizer=optimizer)
     torch.manual_seed(0)
     plain = convnet()
     plain_opt = OPTIMIZERS[optimizer](plain.parameters())
-    if name == "supermask":  # trains scores only, so the prunable weights stay as they are
+    if name == "supermask":  # trains only scores, never the prunable weights
         for layer in sparsifier.masks:
             plain.get_parameter(layer).requires_grad_(False)
     for batch in batches(EPOCHS * STEPS):
@@ -70,7 +70,7 @@ def test_the_target_is_met_exactly(name, sparsity):
         step(model, opt, batch)
     size = sparsifier.weights.size
     zeros = sum(int((~m).sum()) for m in sparsifier.masks.values())
-    if sparsifier.method.learns_sparsity:  # then by the weights that training has left at 0
+    if sparsifier.method.learns_sparsity:  # then the masks remove exactly the weights that training left at 0
         assert zeros == sum(int((v == 0).sum()) for v in sparsifier.weights.values)
     else:
         assert zeros == zeros_at(sparsity, size)
@@ -78,7 +78,7 @@ def test_the_target_is_met_exactly(name, sparsity):
     with warnings.catch_warnings(action="error"):
         if sparsifier.method.learns_sparsity:
             warnings.filterwarnings("ignore", message=r"training ended .* learns it")
-        sparsifier.finish()  # nothing is left to do, so there is nothing else to warn of
+        sparsifier.finish()  # the target is met, so no other warning may appear
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -89,13 +89,13 @@ def test_parameters_are_effective_after_every_step(name, optimizer):
         step(model, opt, batch)
         weights = sparsifier.weights
         for layer, (mask, value, latent) in enumerate(zip(weights.masks, weights.values, weights.latent or weights.values)):
-            shown = sparsifier.method.effective(weights, layer, latent)
-            assert torch.equal(value, torch.where(mask, shown, 0.0))
+            effective = sparsifier.method.effective(weights, layer, latent)
+            assert torch.equal(value, torch.where(mask, effective, 0.0))
             assert not torch.signbit(value[~mask]).any()  # 0.0, not −0.0
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_weights_that_are_not_trained_do_not_move_and_all_others_do(name):
+def test_kept_weights_are_trained_except_by_supermask(name):
     model, opt, sparsifier = attach(name)
     first = [v.clone() for v in sparsifier.weights.latent or sparsifier.weights.values]
     for batch in batches(EPOCHS * STEPS):
@@ -106,7 +106,7 @@ def test_weights_that_are_not_trained_do_not_move_and_all_others_do(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_removed_weights_come_back_as_declared(name):
+def test_removed_weights_are_revived_only_if_the_method_declares_it(name):
     model, opt, sparsifier = attach(name)
     method, weights, revived = sparsifier.method, sparsifier.weights, 0
     with pytest.MonkeyPatch.context() as patch:
@@ -116,10 +116,10 @@ def test_removed_weights_come_back_as_declared(name):
             nonlocal revived
             record(counts)
             for value, new, old in zip(weights.values, weights.masks, before):
-                came = new & ~old
-                revived += int(came.sum())
+                back = new & ~old
+                revived += int(back.sum())
                 if not method.keeps_pruned:
-                    assert not value[came].any()
+                    assert not value[back].any()
                 old.copy_(new)
 
         patch.setattr(weights.mask_set, "record", watch)
@@ -136,7 +136,7 @@ def test_resume_from_any_step_is_bit_exact(name):
     for batch in data:
         saved.append(copy.deepcopy((model.state_dict(), opt.state_dict(), sparsifier.state_dict())))
         step(model, opt, batch)
-    expected = everything(model, opt, sparsifier)
+    expected = training_state(model, opt, sparsifier)
     for start, state in enumerate(saved):
         torch.manual_seed(start)
         model, opt, sparsifier = attach(name, model=convnet())
@@ -144,13 +144,13 @@ def test_resume_from_any_step_is_bit_exact(name):
             part.load_state_dict(value)
         for batch in data[start:]:
             step(model, opt, batch)
-        for a, b in zip(everything(model, opt, sparsifier), expected, strict=True):
+        for a, b in zip(training_state(model, opt, sparsifier), expected, strict=True):
             assert torch.equal(a, b), f"resumed at step {start}"
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_may_be_loaded_before_it_is_sparsified(name):
-    """The first mask of the new sparsifier takes nothing from the loaded weights that their own masks keep."""
+    """The first mask of the new sparsifier is undone before the saved masks are loaded."""
     data = batches(EPOCHS * STEPS)
     model, opt, sparsifier = attach(name)
     middle = len(data) // 2
@@ -159,7 +159,7 @@ def test_a_model_may_be_loaded_before_it_is_sparsified(name):
     state = copy.deepcopy((model.state_dict(), opt.state_dict(), sparsifier.state_dict()))
     for batch in data[middle:]:
         step(model, opt, batch)
-    expected = everything(model, opt, sparsifier)
+    expected = training_state(model, opt, sparsifier)
     torch.manual_seed(1)
     loaded = convnet()
     loaded.load_state_dict(state[0])
@@ -168,7 +168,7 @@ def test_a_model_may_be_loaded_before_it_is_sparsified(name):
     sparsifier.load_state_dict(state[2])
     for batch in data[middle:]:
         step(model, opt, batch)
-    for a, b in zip(everything(model, opt, sparsifier), expected, strict=True):
+    for a, b in zip(training_state(model, opt, sparsifier), expected, strict=True):
         assert torch.equal(a, b)
 
 
@@ -203,7 +203,7 @@ def test_an_interrupted_step_leaves_a_sparse_model(name):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    hook = opt.register_step_pre_hook(interrupt)  # after ours: the parameters hold latent weights by now
+    hook = opt.register_step_pre_hook(interrupt)  # runs after our hook, while the parameters hold latent weights
     with pytest.raises(KeyboardInterrupt):
         step(model, opt, data[13])
     hook.remove()
@@ -219,7 +219,7 @@ def test_an_interrupted_step_leaves_a_sparse_model(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_options_are_plain_values_that_survive_the_state(name):
+def test_options_are_plain_values_and_part_of_the_state(name):
     _, _, sparsifier = attach(name)
     options = sparsifier.state_dict()["options"]
     assert type(sparsifier.method)(**options) == sparsifier.method
@@ -227,5 +227,5 @@ def test_options_are_plain_values_that_survive_the_state(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_it_says_where_it_comes_from(name):
+def test_it_names_its_paper(name):
     assert METHODS[name].paper and METHODS[name].__module__.startswith("optg.methods")

@@ -1,3 +1,5 @@
+"""DNW against plain autograd."""
+
 import torch
 from torch import nn
 
@@ -7,28 +9,28 @@ from tests.toy import batches, convnet, step
 
 TOTAL = 16
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
-# Of 72, 576 and 1280 weights, at 90 %: 192 of 1928 stay, that is 7.17, 57.36 and 127.47; the largest remainder is rounded up.
+# At 90 %, 192 of 72 + 576 + 1280 weights are kept: 7.17, 57.36 and 127.47. The largest remainder is rounded up.
 ZEROS = {"0.weight": 72 - 7, "4.weight": 576 - 57, "7.weight": 1280 - 128}
 
 
-def top(weight, zeros):
+def mask_of_largest(weight, zeros):
     kept = torch.ones(weight.numel(), dtype=weight.dtype)
     kept[weight.detach().abs().flatten().argsort()[:zeros]] = 0
     return kept.view_as(weight)
 
 
 def oracle(model):
-    """DNW in plain autograd. Yields masks and latent weights before the first step and after each."""
+    """Run DNW in plain autograd. Yield masks and latent weights before the first step and after each."""
     latent = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     optimizer = torch.optim.SGD(latent.values(), **SGD)
-    masks = {n: top(latent[n], zeros) for n, zeros in ZEROS.items()}
+    masks = {n: mask_of_largest(latent[n], zeros) for n, zeros in ZEROS.items()}
     yield masks, latent
     for x, y in batches(TOTAL, dtype=torch.float64):
         seen = {n: w + (w * masks[n] - w).detach() if n in masks else w for n, w in latent.items()}
         optimizer.zero_grad()
         nn.functional.cross_entropy(torch.func.functional_call(model, seen, x), y).backward()
         optimizer.step()
-        masks = {n: top(latent[n], zeros) for n, zeros in ZEROS.items()}
+        masks = {n: mask_of_largest(latent[n], zeros) for n, zeros in ZEROS.items()}
         yield masks, latent
 
 
@@ -54,7 +56,7 @@ def test_equals_the_oracle_at_every_step():
                 assert int((~sparsifier.masks[n]).sum()) == ZEROS[n]
                 revived += 0 if before is None else int((masks[n] > before[n]).sum())
         before = masks
-    assert revived > 100  # the masks move
+    assert revived > 100  # the masks do change
 
 
 def test_removed_weights_receive_the_whole_gradient_and_decay():

@@ -1,3 +1,5 @@
+"""DPF against plain autograd."""
+
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,12 +18,12 @@ NAMES = ["0.weight", "4.weight", "7.weight"]
 
 
 def oracle(model):
-    """DPF in plain autograd. Yields masks and latent weights after each step."""
+    """Run DPF in plain autograd. Yield masks and latent weights after each step."""
     latent = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     masks = {n: torch.ones_like(latent[n]) for n in NAMES}
     optimizer = torch.optim.SGD(latent.values(), **SGD)
     for t, (x, y) in enumerate(batches(TOTAL, dtype=torch.float64), 1):
-        # straight through: the value is w·mask, the gradient with respect to w is that with respect to the value
+        # straight through: the value is w·mask, and its gradient passes to w unchanged
         seen = {n: w + (w * masks[n] - w).detach() if n in masks else w for n, w in latent.items()}
         optimizer.zero_grad()
         nn.functional.cross_entropy(torch.func.functional_call(model, seen, x), y).backward()
@@ -37,7 +39,7 @@ def oracle(model):
 
 
 def distance(method: DPF) -> tuple[int, float]:
-    """Mask entries that ever differ from the oracle's, and the largest difference of a parameter or latent weight."""
+    """Return how many mask entries differ from the oracle over all steps, and the largest difference of a weight."""
     torch.manual_seed(0)
     reference = convnet().double()
     torch.manual_seed(0)
@@ -63,38 +65,40 @@ def test_equals_the_oracle():
 
 
 @dataclass
-class Forgets(DPF):
+class LosesDormantValues(DPF):
     keeps_pruned: ClassVar[bool] = False
 
 
 @dataclass
-class Stops(DPF):
+class StopsCutting(DPF):
     keeps_cutting: ClassVar[bool] = False
 
 
 @dataclass
-class Starves(DPF):
+class NoDormantGradient(DPF):
     @property
     def dormant_gradient(self) -> float:
         return 0.0
 
 
-@pytest.mark.parametrize("mutant", [Forgets(every=EVERY), Stops(every=EVERY), Starves(every=EVERY), DPF(every=2)])
-def test_the_oracle_catches(mutant):
-    flips, _ = distance(mutant)
+@pytest.mark.parametrize(
+    "variant", [LosesDormantValues(every=EVERY), StopsCutting(every=EVERY), NoDormantGradient(every=EVERY), DPF(every=2)]
+)
+def test_the_oracle_detects_wrong_variants(variant):
+    flips, _ = distance(variant)
     assert flips > 0
 
 
-def test_a_weight_removed_in_error_comes_back_with_what_it_has_learned():
+def test_a_dormant_weight_keeps_learning_and_can_be_revived():
     model = nn.Linear(2, 1, bias=False)
     model.weight.data.copy_(torch.tensor([[1.0, 0.9]]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sparsifier = optg.sparsify(model, optimizer, DPF(schedule="constant", every=2), sparsity=0.5, epochs=1, steps_per_epoch=4)
     seen = [model.weight.tolist()[0]]
     for _ in range(4):
-        model.weight.grad = torch.tensor([[0.0, -1.0]])  # the second should be larger, says the pruned model
+        model.weight.grad = torch.tensor([[0.0, -1.0]])  # the gradient of the pruned model asks for a larger second weight
         optimizer.step()
         seen.append([round(v, 6) for v in model.weight.tolist()[0]])
-    # its latent value goes 0.9, 1.0, 1.1, 1.2, 1.3; masks are cut before training and after 2 and 4 steps
+    # its latent value is 0.9, 1.0, 1.1, 1.2, 1.3; cuts are made before training and after 2 and 4 steps
     assert seen == [[1.0, 0.0], [1.0, 0.0], [0.0, 1.1], [0.0, 1.2], [0.0, 1.3]]
     assert sparsifier.weights.latent[0].tolist()[0] == pytest.approx([1.0, 1.3])

@@ -1,3 +1,5 @@
+"""Feather: its threshold, and training against plain autograd."""
+
 import copy
 import math
 
@@ -15,7 +17,7 @@ SGD = {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-2}
 TOTAL = 16
 
 
-def shown(weights, t, p=3.0, dtype=torch.float64):
+def thresholded(weights, t, p=3.0, dtype=torch.float64):
     return power_threshold(torch.tensor(weights, dtype=dtype), torch.tensor(t, dtype=dtype), p)
 
 
@@ -27,16 +29,16 @@ def shown(weights, t, p=3.0, dtype=torch.float64):
     [
         (1.0, [1.0, -3.0, 0.0, 0.0, 0.0]),
         (2.0, [math.sqrt(5), -math.sqrt(21), 0.0, 0.0, 0.0]),
-        (3.0, [2.668402, -4.890973, 0.0, 0.0, 0.0]),  # the cubic roots of 27 − 8 and 125 − 8
+        (3.0, [2.668402, -4.890973, 0.0, 0.0, 0.0]),  # the cube roots of 27 − 8 and 125 − 8
         (math.inf, [3.0, -5.0]),
     ],
 )
-def test_literal_numbers_at_threshold_2(p, expected):
-    kept_only = math.isinf(p)  # what is removed is the mask's affair there
-    assert shown([3.0, -5.0] if kept_only else [3.0, -5.0, 2.0, -1.0, 0.0], 2.0, p).tolist() == pytest.approx(expected)
+def test_effective_weights_at_threshold_2(p, expected):
+    kept_only = math.isinf(p)  # then the mask alone removes weights
+    assert thresholded([3.0, -5.0] if kept_only else [3.0, -5.0, 2.0, -1.0, 0.0], 2.0, p).tolist() == pytest.approx(expected)
 
 
-def test_the_published_formula():
+def test_effective_weights_follow_the_published_formula():
     torch.manual_seed(0)
     w, t = torch.randn(1000, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
     difference = w.abs() ** 3 - t**3
@@ -46,7 +48,7 @@ def test_the_published_formula():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_at_threshold_0_the_weight_itself_bit_for_bit(dtype):
+def test_at_threshold_0_weights_are_unchanged_bit_for_bit(dtype):
     w = torch.randn(1000).to(dtype)
     w[:3] = torch.tensor([0.0, -0.0, 1e-30])
     same = power_threshold(w, torch.zeros(()), 3.0)
@@ -54,18 +56,18 @@ def test_at_threshold_0_the_weight_itself_bit_for_bit(dtype):
 
 
 @pytest.mark.parametrize("p", [1.0, 3.0])
-def test_no_jump_at_the_threshold(p):
+def test_effective_weights_are_continuous_at_the_threshold(p):
     for t in (0.5, 1e-5):
         gaps = [10.0**-k for k in range(2, 13)]
-        values = shown([t * (1 + gap) for gap in gaps], t, p) / t
+        values = thresholded([t * (1 + gap) for gap in gaps], t, p) / t
         assert (values.diff() < 0).all() and (values > 0).all()
         assert values.tolist() == pytest.approx([((1 + gap) ** p - 1) ** (1 / p) for gap in gaps], rel=1e-3)
-        assert shown([t, -t, t * (1 - 1e-9)], t, p).tolist() == [0.0, 0.0, 0.0]
+        assert thresholded([t, -t, t * (1 - 1e-9)], t, p).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_small_numbers_stay_exact_in_float32():
-    # |w|³ is 1e-45 and less, below what float32 holds; |w| is not
-    assert (shown([3e-15, -5e-15], 2e-15, dtype=torch.float32) * 1e15).tolist() == pytest.approx([2.668402, -4.890973])
+    # |w|³ is at most 1e-43, too small for a precise float32; |w| is not
+    assert (thresholded([3e-15, -5e-15], 2e-15, dtype=torch.float32) * 1e15).tolist() == pytest.approx([2.668402, -4.890973])
 
 
 # ---- training
@@ -83,7 +85,7 @@ def test_theta_is_one_half_above_95_percent(sparsity, share):
 
 
 class Threshold(torch.autograd.Function):
-    """sign(w)·(|w|³ − t³)^⅓ of kept weights; in backward the gradient passes, that of removed ones times θ."""
+    """sign(w)·(|w|³ − t³)^⅓ of kept weights; in backward the gradient passes straight through, times θ for removed ones."""
 
     @staticmethod
     def forward(ctx, w, mask, t, theta):
@@ -97,9 +99,9 @@ class Threshold(torch.autograd.Function):
 
 @pytest.mark.parametrize("sparsity, theta", [(0.97, 0.5), (0.9, 1.0)])
 @pytest.mark.parametrize("every", [1, 4])
-def test_equals_autograd_straight_through_the_threshold(sparsity, theta, every):
+def test_training_equals_autograd_with_a_straight_through_threshold(sparsity, theta, every):
     torch.manual_seed(0)
-    reference = convnet(norm=False).double()  # no norm: it would blow up the rounding of a filter that is nearly 0
+    reference = convnet(norm=False).double()  # a norm would amplify rounding errors of filters near 0
     for layer in (0, 4, 7):
         nn.init.normal_(reference[layer].weight, std=0.2)  # so that no layer loses everything
     model = copy.deepcopy(reference)
@@ -134,8 +136,8 @@ def test_equals_autograd_straight_through_the_threshold(sparsity, theta, every):
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.9])
-def test_as_many_weights_are_0_as_were_asked_for(sparsity):
-    """Kept weights that have fallen below the last threshold come to 0: the last step has a cut."""
+def test_exactly_the_requested_number_of_weights_is_0(sparsity):
+    """A kept weight that falls below the last threshold becomes 0 too, so the last step must have a cut."""
     torch.manual_seed(0)
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -145,7 +147,7 @@ def test_as_many_weights_are_0_as_were_asked_for(sparsity):
     assert sum(int((v == 0).sum()) for v in sparsifier.weights.values) == zeros_at(sparsity, 1928)
 
 
-def test_with_an_infinite_power_it_is_dpf():
+def test_with_an_infinite_power_it_equals_dpf():
     def train(method):
         torch.manual_seed(0)
         model = convnet()

@@ -1,3 +1,5 @@
+"""GMP: its cubic schedule and magnitude cuts."""
+
 from dataclasses import replace
 
 import torch
@@ -19,7 +21,7 @@ def test_cuts_rise_on_the_cubic_and_stop_at_its_end():
     assert cuts == {10: 0.3904, 20: 0.6272, 30: 0.7488, 40: 0.7936, 50: 0.8}
 
 
-def test_a_run_shorter_than_the_period_still_arrives():
+def test_a_run_shorter_than_the_period_still_has_a_last_cut():
     for epochs, steps in ((1, 1), (1, 7), (3, 5), (1, 99)):
         method, clock = GMP(), Clock(epochs, steps)
         due = []
@@ -29,7 +31,7 @@ def test_a_run_shorter_than_the_period_still_arrives():
         assert due == [method.last_cut(clock)] and 1 <= due[0] <= clock.total
 
 
-def test_the_smallest_magnitudes_go_and_stay_away():
+def test_the_smallest_magnitudes_are_removed_for_good():
     model = nn.Linear(4, 1, bias=False)
     model.weight.data = torch.tensor([[0.1, -4.0, 0.3, 2.0]])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -43,7 +45,7 @@ def test_the_smallest_magnitudes_go_and_stay_away():
     assert seen == [[[False, True, False, True]]] * 20
 
 
-def test_no_cut_comes_before_the_start():
+def test_no_cut_is_made_before_the_start():
     clock = Clock(epochs=2, steps_per_epoch=100)
     method = GMP(start=0.55, end=0.6, every=100)
     assert [s for s in range(200) if method.due(replace(clock, step=s))] == [120]

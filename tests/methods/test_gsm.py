@@ -1,3 +1,5 @@
+"""GSM on literal numbers and against plain autograd."""
+
 import math
 
 import torch
@@ -9,14 +11,14 @@ from tests.toy import batches, convnet, step
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 
 
-def test_only_the_top_products_receive_the_gradient_on_literal_numbers():
+def test_only_weights_with_the_largest_products_receive_their_gradient():
     model = nn.Linear(4, 1, bias=False).double()
     model.weight.data.copy_(torch.tensor([[1.0, -2.0, 3.0, 0.5]]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.1)
     optg.sparsify(model, optimizer, "gsm", sparsity=0.5, epochs=1, steps_per_epoch=9)
     model(torch.tensor([1.0, 0.1, -1.0, 4.0]).double()).backward()
     optimizer.step()
-    # |g·w| = 1, 0.2, 3, 2: the third and fourth learn, the others decay. Momentum = 0.1, −0.2, −1 + 0.3, 4 + 0.05
+    # |g·w| = 1, 0.2, 3, 2: the third and fourth learn, the others only decay. Momentum = 0.1, −0.2, −1 + 0.3, 4 + 0.05
     w = [1 - 0.01, -2 + 0.02, 3 + 0.07, 0.5 - 0.405]
     torch.testing.assert_close(model.weight.data, torch.tensor([w]).double())
     optimizer.zero_grad()
@@ -39,8 +41,8 @@ def test_products_of_all_layers_are_ranked_together():
     assert [layer.weight.tolist() for layer in model] == [[[-8.0, 2.0]], [[3.0, 5.0]]]
 
 
-def test_dense_until_the_end_and_then_the_least_magnitudes_go():
-    """Against plain autograd, over a whole run."""
+def test_training_is_dense_and_the_last_step_removes_the_smallest_magnitudes():
+    """A whole run against plain autograd."""
     torch.manual_seed(0)
     plain = convnet().double()
     torch.manual_seed(0)
@@ -51,7 +53,7 @@ def test_dense_until_the_end_and_then_the_least_magnitudes_go():
     size = sum(p.numel() for p in layers)
 
     def kept(values):
-        """The (1 − 0.9)·N largest of all, layer by layer."""
+        """Return masks of the (1 − 0.9)·N largest values of all layers."""
         least_kept = torch.cat([v.flatten() for v in values]).sort(descending=True).values[size - math.ceil(0.9 * size) - 1]
         return [v >= least_kept for v in values]
 

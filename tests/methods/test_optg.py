@@ -1,3 +1,5 @@
+"""OptG against a slow reference, and each of its equations on literal numbers."""
+
 import math
 import warnings
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ EPOCHS, STEPS, SPARSITY = 3, 8, 0.8
 LR, MOMENTUM, DECAY, ALPHA = 0.05, 0.9, 1e-2, 1.0
 
 
-def ours(method: OptG):
-    """(masks, latent weights, scores) after each cut and at the end, from the library and an ordinary loop."""
+def train_ours(method: OptG):
+    """Yield (masks, latent weights, scores) after each cut and at the end of an ordinary training loop."""
     torch.manual_seed(0)
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
@@ -40,13 +42,13 @@ def ours(method: OptG):
 
 
 def distance(method: OptG) -> tuple[int, float]:
-    """Mask entries that differ from the reference, and the largest difference of a latent weight or score."""
+    """Return how many mask entries differ from the reference, and the largest difference of a latent weight or score."""
     torch.manual_seed(0)
     options = dict(sparsity=SPARSITY, epochs=EPOCHS, alpha=ALPHA, lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     names = ["0.weight", "4.weight", "7.weight"]
     reference = optg_reference.train(convnet(), batches(EPOCHS * STEPS), names, **options)
     flips, difference = 0, 0.0
-    for (masks, weights, scores), (ref_masks, ref_weights, ref_scores) in zip(ours(method), reference, strict=True):
+    for (masks, weights, scores), (ref_masks, ref_weights, ref_scores) in zip(train_ours(method), reference, strict=True):
         for n in names:
             flips += int((masks[n] != ref_masks[n].bool()).sum())
             difference = max(difference, float((weights[n] - ref_weights[n]).abs().max()))
@@ -69,20 +71,20 @@ class ScoresByEffectiveWeight(OptG):
 
 
 @dataclass
-class ForgetsPrunedValues(OptG):
+class LosesDormantValues(OptG):
     keeps_pruned: ClassVar[bool] = False
 
 
 @pytest.mark.parametrize(
-    "mutant", [ScoresByEffectiveWeight(alpha=ALPHA), ForgetsPrunedValues(alpha=ALPHA), OptG(alpha=ALPHA, every=1)]
+    "variant", [ScoresByEffectiveWeight(alpha=ALPHA), LosesDormantValues(alpha=ALPHA), OptG(alpha=ALPHA, every=1)]
 )
-def test_the_reference_catches(mutant):
-    flips, difference = distance(mutant)
+def test_the_reference_detects_wrong_variants(variant):
+    flips, difference = distance(variant)
     assert flips > 0 and difference > 1e-4
 
 
 def linear_model(weight: list[float], **options):
-    """y = w·x with one weight row; SGD without momentum, so that a step can be followed by hand."""
+    """Return y = w·x with SGD without momentum, so that a step can be computed by hand."""
     model = nn.Linear(len(weight), 1, bias=False).double()
     model.weight.data.copy_(torch.tensor([weight]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -103,12 +105,12 @@ def test_equations_10_and_16_on_literal_numbers():
     m = [0.9 + 0.9, -1.8 - 2.1, -2.7 - 3.1, 1.8 + 1.975]
     expected = [a - 0.025 * b for a, b in zip([-0.025, 0.05, 0.075, -0.05], m)]
     assert scores.tolist()[0] == pytest.approx(expected)
-    # Now epoch 2 begins: P_2 = 0.5 / (1 + exp(0)) = 1/4, one of four goes: the last, whose score is least.
+    # Now epoch 2 begins: P_2 = 0.5 / (1 + exp(0)) = 1/4. One of four weights goes: the last, which has the lowest score.
     assert sparsifier.masks["weight"].tolist() == [[True, True, True, False]]
     assert float(sparsifier.method.factor) == pytest.approx(0.5)
 
 
-def test_equation_5_takes_layers_together():
+def test_equation_5_ranks_all_layers_together():
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sparsifier = optg.sparsify(model, optimizer, "optg", sparsity=0.5, epochs=2, steps_per_epoch=1)
@@ -120,9 +122,10 @@ def test_equation_5_takes_layers_together():
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_score_moves_by_the_loss_change_of_removing_or_adding_its_weight(kept):
-    """Eq. 11: −η·g·w is η·ΔL to first order, ΔL being the loss change of removing a kept weight; for a removed one −η·g·w is
-    −η·Δ⁺L, with Δ⁺L that of adding it back. Checked against loss differences, on weights small enough for first order."""
+def test_a_score_changes_by_the_effect_of_its_weight_on_the_loss(kept):
+    """Eq. 11: to first order, the score of a kept weight changes by η·ΔL, where ΔL is the change of the loss if the weight is
+    removed. The score of a removed weight changes by −η·Δ⁺L, where Δ⁺L is the change of the loss if it is added back. Checked
+    against differences of the loss, on weights that are small enough for first order."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     for p in model.parameters():
@@ -143,7 +146,7 @@ def test_a_score_moves_by_the_loss_change_of_removing_or_adding_its_weight(kept)
             weight[0, 0] = before
         return loss
 
-    removal = loss_with(0.0) - loss_with(latent)  # ΔL; adding back, Δ⁺L, is its negative
+    removal = loss_with(0.0) - loss_with(latent)  # ΔL; Δ⁺L is its negative
     nn.functional.cross_entropy(model(x), y).backward()
     rate = 0.1 * float(sparsifier.method.factor)
     optimizer.step()
@@ -151,7 +154,7 @@ def test_a_score_moves_by_the_loss_change_of_removing_or_adding_its_weight(kept)
     assert moved == pytest.approx(rate * removal, rel=1e-2) and moved != 0
 
 
-def test_removed_weights_come_back_with_the_value_they_had():
+def test_revived_weights_have_their_old_value():
     model, optimizer, sparsifier = linear_model([1.0, 2.0, 3.0, 4.0], dormant_decay=False)
     weights = sparsifier.weights
     for group in optimizer.param_groups:
@@ -179,7 +182,7 @@ def test_dormant_weights_decay_by_default():
     assert sparsifier.weights.latent[0][0, 0] == pytest.approx(1.0 - 0.1 * 0.1)  # lr × decay, no loss gradient
 
 
-def test_cuts_fall_on_epoch_starts_and_the_last_is_at_the_target():
+def test_cuts_are_made_at_epoch_starts_and_the_last_reaches_the_target():
     clock, method = Clock(5, 4), OptG()
     cuts = {}
     weights = type("Weights", (), {"target": 0.9})()
@@ -191,7 +194,7 @@ def test_cuts_fall_on_epoch_starts_and_the_last_is_at_the_target():
     assert cuts[8] == pytest.approx(0.9 / (1 + math.exp(-8.0 * (3 - 2.5))))
 
 
-def test_scores_take_the_learning_rate_of_their_weights_group():
+def test_scores_use_the_learning_rate_of_their_parameter_group():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 1, bias=False))
     with torch.no_grad():
         model[1].weight.fill_(1.0)
@@ -207,39 +210,41 @@ def test_scores_take_the_learning_rate_of_their_weights_group():
     assert float(second[0, 0] / first[0, 0]) == pytest.approx(16.0)
 
 
-def test_extra_memory_is_latent_score_momentum_and_one_byte_of_mask():
+def test_extra_memory_is_13_bytes_per_weight():
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sparsifier = optg.sparsify(model, optimizer, "optg", sparsity=0.5, epochs=2, steps_per_epoch=2)
     held = [*sparsifier.weights.masks, *sparsifier.weights.latent, *sum(sparsifier.method.state.values(), [])]
-    assert sum(t.untyped_storage().nbytes() for t in held) == sparsifier.weights.size * (4 + 4 + 4 + 1)
+    assert sum(t.untyped_storage().nbytes() for t in held) == sparsifier.weights.size * (
+        4 + 4 + 4 + 1
+    )  # latent, score, momentum, mask
     assert optimizer.param_groups[0]["params"] == list(model.parameters())  # no second optimizer, no extra group
 
 
-def test_a_sigmoid_too_flat_to_arrive_is_warned_of():
-    def attach(alpha, **options):
+def test_a_sigmoid_that_is_too_flat_to_reach_the_target_gives_a_warning():
+    def sparsify(alpha, **options):
         model = nn.Linear(40, 50)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         optg.sparsify(model, optimizer, OptG(alpha=alpha, **options), sparsity=0.99, epochs=80, steps_per_epoch=2)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        attach(None), attach(0.3)
-        # k is 80 at the start of the last epoch: 0.99 / (1 + e^-4) is 97.22 %, and 64 % of the other 2.78 % are to go
+        sparsify(None), sparsify(0.3)
+        # k is 80 at the start of the last epoch: 0.99 / (1 + e^-4) is 97.22 %, and the last cut removes 64 % of the rest
         with pytest.raises(UserWarning, match=r"alpha=0.1 .* only 97.22% before .* removes 64% of the kept weights"):
-            attach(0.1)
-        # k is 41: 0.99 / (1 + e^-0.5)
+            sparsify(0.1)
+        # k is 41: 0.99 / (1 + e^-0.5) is 61.62 %
         with pytest.raises(UserWarning, match=r"alpha=None and end=0.5 .* only 61.62% before .* removes 97% of the kept"):
-            attach(None, end=0.5)
+            sparsify(None, end=0.5)
 
 
-def test_one_epoch_is_refused():
+def test_a_run_of_one_epoch_is_refused():
     with pytest.raises(ValueError, match="epochs is 1, expected at least 2"):
         model = convnet()
         optg.sparsify(model, torch.optim.SGD(model.parameters(), lr=0.1), "optg", sparsity=0.5, epochs=1, steps_per_epoch=5)
 
 
-def test_a_rate_of_the_scores_is_a_number_or_a_known_name():
+def test_score_lr_is_a_number_or_a_known_name():
     assert OptG(score_lr=1).score_lr == 1.0 and isinstance(OptG(score_lr=1).score_lr, float)
     with pytest.raises(ValueError, match="unknown score_lr 'wieght'; did you mean 'weight'"):
         OptG(score_lr="wieght")

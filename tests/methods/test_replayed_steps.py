@@ -1,4 +1,4 @@
-"""Steps that a CUDA graph replays, without a GPU: hooks are told that they are captured, and `advance` does the host's part."""
+"""Steps replayed from a CUDA graph, simulated without a GPU: hooks see a capture, and `advance` does the host's part."""
 
 import pytest
 import torch
@@ -37,10 +37,10 @@ def train(name: str, replayed: bool, monkeypatch) -> tuple[optg.Sparsifier, nn.M
 
 @pytest.mark.filterwarnings("ignore:layer collapse")
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.when != "never"])
-def test_a_replayed_step_is_the_step_it_replaces(name, monkeypatch):
+def test_replayed_steps_equal_eager_steps(name, monkeypatch):
     eager, model, _ = train(name, False, monkeypatch)
     graph, other, count = train(name, True, monkeypatch)
-    assert count > EPOCHS * STEPS // 2 or name in ("imp", "gsm")  # whose steps are all eager
+    assert count > EPOCHS * STEPS // 2 or name in ("imp", "gsm")  # which run all steps eagerly
     assert eager.clock.step == graph.clock.step == EPOCHS * STEPS and eager.sparsity > 0
     assert all(torch.equal(mask, graph.masks[key]) for key, mask in eager.masks.items())
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters()))

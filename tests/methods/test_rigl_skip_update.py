@@ -1,3 +1,5 @@
+"""RigL(skip_update_on_exchange=True): no weight moves in a step with an exchange."""
+
 import pytest
 import torch
 
@@ -11,11 +13,11 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=1e-2),
 }
-TOTAL, EXCHANGES = 20, (4, 8, 12)  # every 4 steps until 0.75 of training, in the step after so many
+TOTAL, EXCHANGES = 20, (4, 8, 12)  # steps taken before each exchange: every 4, until 0.75 of training
 
 
 def run(optimizer: str, skip: bool):
-    """Of each step of a run: masks, parameters and optimizer states before and after it."""
+    """Yield masks, parameters and optimizer states before and after each step of a run."""
     torch.manual_seed(0)
     model = convnet()
     opt = OPTIMIZERS[optimizer](model.parameters())
@@ -35,7 +37,7 @@ def run(optimizer: str, skip: bool):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_nothing_moves_in_the_step_of_an_exchange_and_everything_does_in_others(optimizer):
+def test_weights_move_in_every_step_except_those_with_an_exchange(optimizer):
     grown = 0
     for taken, ((masks, values, states), (new_masks, new_values, new_states)) in enumerate(run(optimizer, skip=True)):
         for name, value in values.items():
@@ -44,8 +46,11 @@ def test_nothing_moves_in_the_step_of_an_exchange_and_everything_does_in_others(
                 assert not torch.equal(value, new), (taken, name)
                 continue
             mask, new_mask = (m.get(name, torch.ones_like(value, dtype=torch.bool)) for m in (masks, new_masks))
-            assert torch.equal(new, value.where(new_mask, 0.0)), (taken, name)  # what stays is as it was, what goes is 0 …
-            assert not new[new_mask & ~mask].any()  # … and what comes, too
+            assert torch.equal(new, value.where(new_mask, 0.0)), (
+                taken,
+                name,
+            )  # kept weights are unchanged, dropped ones 0 …
+            assert not new[new_mask & ~mask].any()  # … and so are grown ones
             grown += int((new_mask & ~mask).sum())
             for key, old in states[name].items():  # momentum, moments and Adam's count of steps
                 kept = ~(new_mask & ~mask) if old.shape == value.shape else torch.ones_like(old, dtype=torch.bool)
@@ -53,7 +58,7 @@ def test_nothing_moves_in_the_step_of_an_exchange_and_everything_does_in_others(
     assert grown > 20
 
 
-def test_exchanges_fall_where_the_table_says():
+def test_exchanges_happen_after_the_listed_steps():
     changed = [
         taken
         for taken, ((masks, *_), (new_masks, *_)) in enumerate(run("sgd", skip=True))
@@ -62,7 +67,7 @@ def test_exchanges_fall_where_the_table_says():
     assert tuple(changed) == EXCHANGES
 
 
-def test_by_default_weights_move_in_the_step_of_an_exchange():
+def test_by_default_weights_move_in_steps_with_an_exchange_too():
     for taken, ((masks, values, _), (new_masks, new_values, _)) in enumerate(run("sgd", skip=False)):
         if taken in EXCHANGES:
             for name in values:
@@ -70,7 +75,7 @@ def test_by_default_weights_move_in_the_step_of_an_exchange():
                 assert not torch.equal(values[name][stayed], new_values[name][stayed])
 
 
-def test_states_that_use_the_old_name_of_the_option_are_loaded():
+def test_states_with_the_old_option_name_can_be_loaded():
     model = convnet()
     opt = OPTIMIZERS["sgd"](model.parameters())
     method = RigL(every=4, skip_update_on_exchange=True)
@@ -83,7 +88,7 @@ def test_states_that_use_the_old_name_of_the_option_are_loaded():
         sparsifier.load_state_dict(state)
 
 
-def test_recipes_that_use_the_old_name_of_the_option_are_read(tmp_path):
+def test_recipes_with_the_old_option_name_can_be_read(tmp_path):
     (tmp_path / "old.toml").write_text('data = "digits"\nmodel = "digits"\nmethod = "rigl"\n[methods.rigl]\nhold = true\n')
     method = build_method(load(str(tmp_path / "old.toml")))
     assert method == RigL(skip_update_on_exchange=True)

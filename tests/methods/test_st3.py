@@ -1,3 +1,5 @@
+"""ST-3 and ST-3σ against the published formulas and plain autograd."""
+
 import copy
 import math
 
@@ -13,8 +15,8 @@ SGD = {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-2}
 TOTAL = 20
 
 
-def at_once(cls: type[ST3], values: list, zeros: int, **options):
-    """Layers with these weights, cut before the first step: the model, and its sparsifier."""
+def cut_layers(cls: type[ST3], values: list, zeros: int, **options):
+    """Return layers with the given weights, cut before the first step, and their sparsifier."""
     model = nn.Sequential(*[nn.Linear(len(v[0]), len(v), bias=False) for v in values]).double()
     for layer, v in zip(model, values):
         layer.weight.data.copy_(torch.as_tensor(v, dtype=torch.float64))
@@ -25,40 +27,41 @@ def at_once(cls: type[ST3], values: list, zeros: int, **options):
 
 
 def published(w, t, mask, rescale=True):
-    """(w − sign(w)·t) of kept weights, times 1.01 / (kept + 0.01) by filter, kept = mean|w·mask| / mean|w|."""
+    """Return (w − sign(w)·t) of kept weights, times 1.01 / (kept + 0.01) per filter; kept = mean|w·mask| / mean|w|."""
     dims = tuple(range(1, w.ndim))
     kept = (w * mask).abs().mean(dims, keepdim=True) / w.abs().mean(dims, keepdim=True)
     return (w - w.sign() * t) * mask * (1.01 / (kept + 0.01) if rescale else 1.0)
 
 
-# ---- what forward sees
+# ---- effective weights
 
 
-def test_literal_numbers():
+def test_effective_weights_on_literal_numbers():
     values = [[[4.0, -2.0, 1.0, 1.0], [3.0, 3.0, 3.0, -3.0]]]
-    model, sparsifier = at_once(ST3, values, zeros=2)
-    # The threshold is 1, the largest removed. The first filter keeps 6 of 8: its factor is 1.01 / 0.76; the second keeps all.
+    model, sparsifier = cut_layers(ST3, values, zeros=2)
+    # The threshold is 1, the largest removed magnitude. The first filter keeps 6 of 8: its factor is 1.01 / 0.76. The second
+    # keeps everything.
     factor = 1.01 / 0.76
     assert model[0].weight.tolist() == [
         pytest.approx([3 * factor, -1 * factor, 0.0, 0.0]),
         pytest.approx([2.0, 2.0, 2.0, -2.0]),
     ]
     assert sparsifier.weights.latent[0].tolist() == values[0]
-    plain, _ = at_once(ST3, values, zeros=2, rescale=False)
+    plain, _ = cut_layers(ST3, values, zeros=2, rescale=False)
     assert plain[0].weight.tolist() == [[3.0, -1.0, 0.0, 0.0], [2.0, 2.0, 2.0, -2.0]]
 
 
-def test_the_published_formula():
+def test_effective_weights_follow_the_published_formula():
     torch.manual_seed(0)
     values = [torch.randn(20, 30, dtype=torch.float64), 0.5 * torch.randn(10, 20, dtype=torch.float64)]
-    model, sparsifier = at_once(ST3, values, zeros=600)
+    model, sparsifier = cut_layers(ST3, values, zeros=600)
     threshold = torch.cat([v.abs().flatten() for v in values]).sort().values[600 - 1]
     for layer, v in zip(model, values):
         assert torch.allclose(layer.weight, published(v, threshold, v.abs() > threshold), rtol=1e-10, atol=1e-14)
     assert sparsifier.sparsity == 0.75
 
 
-def test_filters_are_those_of_a_convolution():
+def test_rescaling_works_on_filters_of_a_convolution():
     torch.manual_seed(0)
     model = nn.Conv2d(4, 6, 3, bias=False).double()
     w = model.weight.detach().clone()
@@ -70,7 +73,7 @@ def test_filters_are_those_of_a_convolution():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cls", [ST3, ST3Sigma])
-def test_at_threshold_0_the_weight_itself_bit_for_bit(cls, dtype):
+def test_at_threshold_0_effective_weights_equal_latent_ones_bit_for_bit(cls, dtype):
     torch.manual_seed(0)
     model = convnet(norm=False).to(dtype)
     first = copy.deepcopy(model.state_dict())
@@ -83,21 +86,23 @@ def test_at_threshold_0_the_weight_itself_bit_for_bit(cls, dtype):
         assert all(torch.equal(a, b) for a, b in zip(first.values(), model.state_dict().values()))
 
 
-def test_no_jump_at_the_threshold():
+def test_effective_weights_are_continuous_at_the_threshold():
     for gap in (1e-3, 1e-6, 1e-9):
-        model, _ = at_once(ST3, [[[4.0, 1.0 + gap, 1.0, 0.5]]], zeros=2)
+        model, _ = cut_layers(ST3, [[[4.0, 1.0 + gap, 1.0, 0.5]]], zeros=2)
         seen = model[0].weight[0]
         assert 0 < seen[1] < 1.3 * gap and seen[2] == 0.0
 
 
 def test_weights_of_exactly_0_give_no_nan():
-    model, sparsifier = at_once(ST3, [[[0.0, 0.0, 0.0, 0.0], [2.0, 0.0, 1.0, 4.0]]], zeros=6)  # a whole filter, and one more
+    model, sparsifier = cut_layers(
+        ST3, [[[0.0, 0.0, 0.0, 0.0], [2.0, 0.0, 1.0, 4.0]]], zeros=6
+    )  # a whole filter, and two of the next
     weights = sparsifier.weights
     assert sparsifier.method.effective(weights, 0, weights.latent[0]).isfinite().all()
     # The threshold is 1; the second filter keeps 6 of 7
     assert model[0].weight[0].tolist() == [0.0] * 4
     assert model[0].weight[1].tolist() == pytest.approx([1.01 / (6 / 7 + 0.01), 0.0, 0.0, 3 * 1.01 / (6 / 7 + 0.01)])
-    model, _ = at_once(ST3, [[[0.0, 0.0], [0.0, 1.0]]], zeros=2)  # the threshold is 0, and a weight of 0 is kept
+    model, _ = cut_layers(ST3, [[[0.0, 0.0], [0.0, 1.0]]], zeros=2)  # the threshold is 0, and a kept weight is 0
     assert model[0].weight.tolist() == [[0.0, 0.0], [0.0, 1.0]]
     torch.manual_seed(0)
     trained = convnet()
@@ -116,16 +121,16 @@ def test_sigma_ranks_by_magnitude_times_the_root_of_the_sum_of_dimensions():
     first = torch.full((4, 5), 10.0)  # √(4 + 5) = 3
     first[0, 0], first[2, 3] = 0.5, 0.9  # ranked as 1.5 and 2.7
     second = [[1.0, 2.0], [3.0, 4.0]]  # √(2 + 2) = 2: ranked as 2, 4, 6, 8
-    model, sparsifier = at_once(ST3Sigma, [first, second], zeros=2, rescale=False)
-    # 1.5 and 2 go, so that the thresholds are 2/3 and 2/2
+    model, sparsifier = cut_layers(ST3Sigma, [first, second], zeros=2, rescale=False)
+    # 1.5 and 2 go, so the thresholds are 2/3 and 2/2
     assert [t.item() for t in sparsifier.method.state["thresholds"]] == pytest.approx([2 / 3, 1.0])
     assert model[1].weight.tolist() == [[0.0, 1.0], [2.0, 3.0]]
     assert model[0].weight[0, 0] == 0.0
     assert model[0].weight[2, 3].item() == pytest.approx(0.9 - 2 / 3) and model[0].weight[1, 1].item() == pytest.approx(
         10 - 2 / 3
     )
-    plain, sparsifier = at_once(ST3, [first, second], zeros=2, rescale=False)
-    # by magnitude alone 0.5 and 0.9 go, with one threshold
+    plain, sparsifier = cut_layers(ST3, [first, second], zeros=2, rescale=False)
+    # by magnitude alone, 0.5 and 0.9 go, with one common threshold
     assert [t.item() for t in sparsifier.method.state["thresholds"]] == pytest.approx([0.9, 0.9])
     assert plain[1].weight[0, 0].item() == pytest.approx(0.1) and plain[0].weight[2, 3] == 0.0
 
@@ -134,7 +139,7 @@ def test_sigma_ranks_by_magnitude_times_the_root_of_the_sum_of_dimensions():
 
 
 class Threshold(torch.autograd.Function):
-    """What is published; in backward the gradient passes, that of removed weights times θ."""
+    """The published formula; in backward the gradient passes straight through, times θ for removed weights."""
 
     @staticmethod
     def forward(ctx, w, mask, t, theta):
@@ -147,9 +152,9 @@ class Threshold(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("cls, theta", [(ST3, 1.0), (ST3, 0.3), (ST3Sigma, 1.0)])
-def test_equals_autograd_straight_through_the_threshold(cls, theta):
+def test_training_equals_autograd_with_a_straight_through_threshold(cls, theta):
     torch.manual_seed(0)
-    reference = convnet(norm=False).double()  # no norm: it would blow up the rounding of a filter that is nearly 0
+    reference = convnet(norm=False).double()  # a norm would amplify rounding errors of filters near 0
     for layer, scale in ((0, 0.8), (4, 0.4), (7, 0.15)):
         nn.init.normal_(reference[layer].weight, std=scale)  # so that no layer loses everything
     model = copy.deepcopy(reference)

@@ -1,3 +1,5 @@
+"""STR against plain autograd."""
+
 import copy
 
 import pytest
@@ -12,7 +14,7 @@ SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 
 
 @pytest.mark.parametrize("decay", [None, 0.05])
-def test_weights_thresholds_and_masks_are_those_of_autograd(decay):
+def test_weights_thresholds_and_masks_equal_those_of_autograd(decay):
     torch.manual_seed(0)
     reference = convnet().double()
     model = copy.deepcopy(reference)
@@ -43,11 +45,11 @@ def test_weights_thresholds_and_masks_are_those_of_autograd(decay):
             assert thresholds[n].item() == pytest.approx(s[n].item(), abs=1e-12)
             assert torch.equal(mask, seen()[n] != 0)
             flips += int((mask != before[n]).sum())
-    assert flips > 100  # the masks move
+    assert flips > 100  # the masks do change
     assert all(abs(value + 3) > 0.01 for value in s.values())  # and so do the thresholds
 
 
-def test_the_threshold_learns_from_what_it_shrinks_on_literal_numbers():
+def test_the_gradient_of_a_threshold_on_literal_numbers():
     model = nn.Linear(4, 1, bias=False).double()
     model.weight.data.copy_(torch.tensor([[1.0, -2.0, 0.4, 3.0]]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -56,32 +58,32 @@ def test_the_threshold_learns_from_what_it_shrinks_on_literal_numbers():
     optimizer.param_groups[0]["lr"] = 0.1
     model(torch.tensor([1.0, 3.0, 100.0, 6.0]).double()).backward()
     optimizer.step()
-    # dL/ds = −σ'(0) · Σ g · sign(w) over kept weights = −1/4 · (1 − 3 + 6) = −1, so that s = 0.1
+    # dL/ds = −σ'(0) · Σ g · sign(w) over kept weights = −1/4 · (1 − 3 + 6) = −1, so s = 0.1
     assert sparsifier.method.state["s"][0].item() == pytest.approx(0.1)
-    # kept weights take their whole gradient (1 − 0.1 = 0.9, −2 − 0.3, 3 − 0.6), the removed one none
+    # kept weights receive their whole gradient (1 − 0.1 = 0.9, −2 − 0.3, 3 − 0.6), the removed one receives none
     assert sparsifier.weights.latent[0].tolist()[0] == pytest.approx([0.9, -2.3, 0.4, 2.4])
 
 
 @pytest.mark.parametrize("decay, moved", [(None, [-9.5, -9.9]), (1.0, [-9.0, -9.0])])
-def test_s_decays_as_its_weights_do_or_as_told(decay, moved):
+def test_s_decays_like_its_weights_unless_decay_is_given(decay, moved):
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     groups = [{"params": model[0].parameters(), "weight_decay": 0.5}, {"params": model[1].parameters(), "weight_decay": 0.1}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     sparsifier = optg.sparsify(model, optimizer, STR(initial=-10.0, decay=decay), sparsity=0.5, epochs=1, steps_per_epoch=5)
 
-    def settle():
+    def step_without_gradient():
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         optimizer.step()
         return [s.item() for s in sparsifier.method.state["s"]]
 
-    assert settle() == pytest.approx(moved)  # s − 0.1 · decay · s
+    assert step_without_gradient() == pytest.approx(moved)  # s − 0.1 · decay · s
     first = [-10 - s for s in moved]  # 0.1 · momentum
     rates = [-0.1 * decay if decay else -0.05, -0.1 * decay if decay else -0.01]
-    assert settle() == pytest.approx([s - 0.9 * m + r * s for s, m, r in zip(moved, first, rates)])
+    assert step_without_gradient() == pytest.approx([s - 0.9 * m + r * s for s, m, r in zip(moved, first, rates)])
 
 
-def test_sparsity_grows_with_decay_whatever_was_asked_for():
+def test_sparsity_grows_with_decay_and_ignores_the_target():
     def learned(decay, sparsity):
         torch.manual_seed(0)
         model = convnet()
@@ -96,12 +98,12 @@ def test_sparsity_grows_with_decay_whatever_was_asked_for():
     assert [learned(decay, 0.1) for decay in (0.0, 0.02, 0.05, 0.1)] == shares
 
 
-def test_finish_does_not_cut():
+def test_finish_makes_no_last_cut():
     torch.manual_seed(0)
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
     sparsifier = optg.sparsify(model, optimizer, STR(-3.0), sparsity=0.9, epochs=4, steps_per_epoch=5)
-    for batch in batches(10):  # half of what was announced
+    for batch in batches(10):  # half of the announced steps
         step(model, optimizer, batch)
     weights, masks = copy.deepcopy(model.state_dict()), copy.deepcopy(sparsifier.masks)
     assert 0 < sparsifier.sparsity < 0.8
@@ -111,10 +113,12 @@ def test_finish_does_not_cut():
     assert all(torch.equal(a, b) for a, b in zip(masks.values(), sparsifier.masks.values()))
 
 
-def test_a_skipped_step_leaves_s_and_its_momentum():
+def test_a_skipped_step_changes_neither_s_nor_its_momentum():
     torch.manual_seed(0)
     model = convnet()
-    optimizer = torch.optim.SGD(model.parameters(), **SGD, fused=True)  # leaves skipping to the optimizer
+    optimizer = torch.optim.SGD(
+        model.parameters(), **SGD, fused=True
+    )  # a GradScaler lets fused optimizers skip the step themselves
     sparsifier = optg.sparsify(model, optimizer, STR(-3.0), sparsity=0.9, epochs=1, steps_per_epoch=5)
     scaler = torch.amp.GradScaler("cpu")
     for broken, (x, y) in enumerate(batches(2)):

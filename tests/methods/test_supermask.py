@@ -1,3 +1,5 @@
+"""Supermask against plain autograd."""
+
 import copy
 
 import pytest
@@ -10,12 +12,12 @@ from tests.toy import batches, convnet, step
 
 TOTAL = 12
 SGD = {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-2}
-# Of 72, 576 and 1280 weights, at 90 %: 192 of 1928 stay, that is 7.17, 57.36 and 127.47; the largest remainder is rounded up.
+# At 90 %, 192 of 72 + 576 + 1280 weights are kept: 7.17, 57.36 and 127.47. The largest remainder is rounded up.
 ZEROS = {"0.weight": 72 - 7, "4.weight": 576 - 57, "7.weight": 1280 - 128}
 
 
 class Top(torch.autograd.Function):
-    """1 for the largest, 0 for the `zeros` smallest; in backward the gradient passes straight through."""
+    """Return 0 for the `zeros` smallest and 1 for the others; in backward the gradient passes straight through."""
 
     @staticmethod
     def forward(ctx, magnitudes, zeros):
@@ -28,7 +30,7 @@ class Top(torch.autograd.Function):
         return grad, None
 
 
-def test_scores_and_masks_are_those_of_autograd():
+def test_scores_and_masks_equal_those_of_autograd():
     torch.manual_seed(0)
     reference = convnet().double()
     model = copy.deepcopy(reference)
@@ -71,7 +73,7 @@ def test_scores_and_masks_are_those_of_autograd():
         lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
     ],
 )
-def test_weights_do_not_move_and_everything_else_does(optimizer):
+def test_prunable_weights_never_change_and_all_others_do(optimizer):
     torch.manual_seed(0)
     model = convnet()
     first = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -86,7 +88,7 @@ def test_weights_do_not_move_and_everything_else_does(optimizer):
         assert not torch.equal(model.get_parameter(n), first[n]), n
 
 
-def test_first_scores_are_uniform_up_to_one_over_the_root_of_fan_in_and_follow_the_seed():
+def test_first_scores_are_uniform_within_one_over_root_fan_in_and_depend_on_the_seed():
     def first(seed):
         torch.manual_seed(7)
         model = convnet()
@@ -101,7 +103,7 @@ def test_first_scores_are_uniform_up_to_one_over_the_root_of_fan_in_and_follow_t
     assert torch.equal(first(0)[1], first(0)[1]) and not torch.equal(first(0)[1], first(1)[1])
 
 
-def test_first_scores_of_trained_weights_keep_the_largest_of_them():
+def test_first_scores_by_magnitude_keep_the_largest_weights():
     torch.manual_seed(7)
     model = convnet()
     weights = {n: model.get_parameter(n).detach().clone() for n in ZEROS}
@@ -116,7 +118,7 @@ def test_first_scores_of_trained_weights_keep_the_largest_of_them():
         Supermask(first="magnitud")
 
 
-def test_signed_constant():
+def test_signed_constant_weights_have_the_published_scale():
     torch.manual_seed(0)
     model = nn.Linear(8, 4, bias=False)
     signs = model.weight.detach().sign()

@@ -1,4 +1,4 @@
-"""SynFlow, against plain autograd on absolute weights, and the conservation law it lives of."""
+"""SynFlow against plain autograd on absolute weights, and its conservation law."""
 
 import copy
 import warnings
@@ -7,26 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-import optg
 from optg.core.masks import Masks
 from optg.core.probe import Probe
 from optg.core.prunable import find_prunable
 from optg.core.ranking import zeros_at
-from optg.core.weights import SparseWeights
 from optg.methods import SNIP, SynFlow
-from tests.toy import batches, convnet
-from tests.toy import entropy as loss
+from tests.toy import batches, convnet, entropy, prune_before_training, weights_of
 
 
-def attach(model, method, sparsity, batch, loss=loss):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return optg.sparsify(model, optimizer, method, sparsity=sparsity, epochs=2, steps_per_epoch=1, loss=loss, batches=[batch])
-
-
-def flow(model, batch, loss=loss) -> list[torch.Tensor]:
-    weights = SparseWeights(find_prunable(model, None, ()), torch.optim.SGD(model.parameters(), lr=0.1), 0.5)
+def flow(model, batch, loss=entropy) -> list[torch.Tensor]:
     probe = Probe(model, loss, [batch])
-    return [score.detach() for score in probe.synaptic_flow(weights, probe.ones())]
+    return [score.detach() for score in probe.synaptic_flow(weights_of(model), probe.ones())]
 
 
 def mlp(bias: bool) -> nn.Sequential:
@@ -55,8 +46,8 @@ def test_scores_of_linear_layers(bias):
         torch.testing.assert_close(ours, w.grad * w, rtol=1e-12, atol=0)
 
 
-def test_scores_of_convolutions_with_the_statistics_of_batch_norm():
-    """The model trains, yet the flow is that of eval mode: running statistics, no dropout."""
+def test_scores_of_convolutions_use_the_running_statistics_of_batch_norm():
+    """Although the model is in training mode, the flow is computed in evaluation mode, without dropout."""
     torch.manual_seed(0)
     model = nn.Sequential(*convnet(), nn.Dropout(0.5))
     model[1].running_mean.uniform_(-1, 1), model[1].running_var.uniform_(0.5, 2), nn.init.normal_(model[1].weight)
@@ -97,9 +88,9 @@ def small_convnet() -> nn.Sequential:
 
 @pytest.mark.parametrize("model, batch", [(mlp(False), vectors()), (small_convnet(), batches(1)[0])], ids=["mlp", "convnet"])
 @pytest.mark.parametrize("sparsity", [0.0, 0.5])
-def test_what_flows_through_each_layer_is_what_comes_out(model, batch, sparsity):
+def test_the_scores_of_each_layer_add_up_to_the_output(model, batch, sparsity):
     model = copy.deepcopy(model)
-    attach(model, SynFlow(rounds=3), sparsity, batch)  # the law holds for a sparse model too
+    prune_before_training(model, SynFlow(rounds=3), sparsity, [batch])  # the law holds for sparse models too
     scores = flow(model, batch)
     absolute = copy.deepcopy(model).double()
     with torch.no_grad():
@@ -113,8 +104,8 @@ def test_what_flows_through_each_layer_is_what_comes_out(model, batch, sparsity)
 # ---- the rounds
 
 
-def test_each_round_is_cut_by_the_flow_of_what_is_left():
-    """Round r of 3 keeps the share (1 − P)^(r/3)."""
+def test_each_round_cuts_by_the_flow_through_the_remaining_weights():
+    """Round r of 3 keeps a share of (1 − P)^(r/3)."""
     model, sparsity = mlp(bias=True), 0.7
     parameters = [p.detach().double().abs() for p in model.parameters()]
     masks = [torch.ones_like(w) for w in parameters[::2]]
@@ -128,11 +119,11 @@ def test_each_round_is_cut_by_the_flow_of_what_is_left():
         zeros = scores.sort(stable=True).indices[: zeros_at(1 - share, 75)]
         kept = torch.ones(75, dtype=torch.double).index_fill(0, zeros, 0.0)
         masks = [part.view_as(w) for part, w in zip(kept.split([35, 28, 12]), ws)]
-    found = attach(model, SynFlow(rounds=3), sparsity, vectors()).masks.values()
+    found = prune_before_training(model, SynFlow(rounds=3), sparsity, [vectors()]).masks.values()
     for ours, mask in zip(found, masks, strict=True):
         assert torch.equal(ours, mask.bool())
-    once = attach(mlp(bias=True), SynFlow(rounds=1), sparsity, vectors()).masks.values()
-    assert not all(torch.equal(a, b) for a, b in zip(found, once))  # the rounds make a difference
+    once = prune_before_training(mlp(bias=True), SynFlow(rounds=1), sparsity, [vectors()]).masks.values()
+    assert not all(torch.equal(a, b) for a, b in zip(found, once))  # one round would give other masks
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.1, 1 / 3, 0.5, 0.987, 0.9994])
@@ -140,27 +131,27 @@ def test_each_round_is_cut_by_the_flow_of_what_is_left():
 @pytest.mark.filterwarnings("ignore:layer collapse")
 def test_the_count_is_exact(sparsity, rounds):
     torch.manual_seed(0)
-    masks = attach(convnet(), SynFlow(rounds=rounds), sparsity, batches(1)[0]).masks.values()
+    masks = prune_before_training(convnet(), SynFlow(rounds=rounds), sparsity, batches(1)).masks.values()
     assert sum(int((~m).sum()) for m in masks) == zeros_at(sparsity, 1928)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_kept_weights_and_all_else_are_to_the_bit_what_they_were(dtype):
+def test_kept_weights_and_all_other_tensors_are_unchanged_bit_for_bit(dtype):
     torch.manual_seed(0)
     model = convnet().to(dtype)
     before = copy.deepcopy(model.state_dict())
-    masks = attach(model, SynFlow(rounds=5), 0.9, batches(1, dtype=dtype)[0]).masks
+    masks = prune_before_training(model, SynFlow(rounds=5), 0.9, batches(1, dtype=dtype)).masks
     for name, now in model.state_dict().items():
         assert now.dtype == before[name].dtype
         assert torch.equal(now, torch.where(masks[name], before[name], 0.0) if name in masks else before[name])
-    assert any((before[name][mask] < 0).any() for name, mask in masks.items())  # not their absolute values
+    assert any((before[name][mask] < 0).any() for name, mask in masks.items())  # signs are kept
 
 
 # ---- VGG-19
 
 
 def vgg19(divisor: int = 1) -> nn.Sequential:
-    """VGG-19 for CIFAR; with a divisor, the same 16 convolutions and classifier with fewer channels."""
+    """Return VGG-19 for CIFAR, with its number of channels divided by `divisor`."""
     layers, channels = [], 3
     for width in [64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512]:
         if width == 0:
@@ -176,10 +167,10 @@ def kept_by_layer(method, sparsity: float) -> list[int]:
     torch.manual_seed(0)
     batch = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
     with warnings.catch_warnings(action="ignore"):
-        return [int(m.sum()) for m in attach(vgg19(divisor=8), method, sparsity, batch).masks.values()]
+        return [int(m.sum()) for m in prune_before_training(vgg19(divisor=8), method, sparsity, [batch]).masks.values()]
 
 
-def test_the_layers_are_those_of_vgg19():
+def test_the_model_of_these_tests_has_the_size_of_vgg19():
     model = vgg19()
     assert sum(p.numel() for p in model.parameters()) == 20_035_018
     assert sum(p.numel() for p in find_prunable(model, None, ()).values()) == 20_024_000
@@ -188,20 +179,20 @@ def test_the_layers_are_those_of_vgg19():
 def test_no_layer_of_vgg19_collapses_at_99_percent():
     kept = kept_by_layer(SynFlow(), 0.99)
     assert len(kept) == 17 and sum(kept) == 313_624 - zeros_at(0.99, 313_624)
-    assert min(kept) > 0.5 * sum(kept) / 17  # far from it: all layers have about the same
+    assert min(kept) > 0.5 * sum(kept) / 17  # no layer is even close: all keep a similar number
 
 
 @pytest.mark.parametrize("method", [SNIP(), SynFlow(rounds=1)], ids=["snip", "one round"])
-def test_in_one_shot_layers_of_vgg19_do_collapse(method):
+def test_in_one_round_layers_of_vgg19_collapse(method):
     kept = kept_by_layer(method, 0.99)
     assert kept.count(0) >= 3 and sum(kept) == 313_624 - zeros_at(0.99, 313_624)
 
 
-# ---- how a model is called
+# ---- ways to call a model
 
 
 class Tokens(nn.Module):
-    """Takes whole numbers, a keyword of floats, and one that is no tensor."""
+    """Takes integer tokens, and keywords for a float tensor and a plain number."""
 
     def __init__(self):
         super().__init__()
@@ -211,7 +202,7 @@ class Tokens(nn.Module):
         return self.last(self.first(self.embed(tokens) * weight[..., None]).relu() ** power)
 
 
-def test_tokens_stay_and_floats_become_ones_wherever_they_stand():
+def test_tokens_stay_and_all_float_inputs_become_ones():
     torch.manual_seed(0)
     model, tokens = Tokens(), torch.randint(9, (3, 5))
 
@@ -225,12 +216,12 @@ def test_tokens_stay_and_floats_become_ones_wherever_they_stand():
     ((e[tokens[:1]] @ w1.T + b1).relu() ** 2 @ w2.T + b2).sum().backward()
     for ours, w in zip(flow(model, tokens, loss), absolute[1::2], strict=True):
         torch.testing.assert_close(ours, w.grad * w, rtol=1e-12, atol=0)
-    masks = attach(model, SynFlow(rounds=3), 0.5, tokens, loss).masks
-    assert sum(int((~m).sum()) for m in masks.values()) == 39  # of 24 + 54: the embedding is no prunable weight
+    masks = prune_before_training(model, SynFlow(rounds=3), 0.5, [tokens], loss).masks
+    assert sum(int((~m).sum()) for m in masks.values()) == 39  # of 24 + 54: the embedding is not prunable
 
 
-class Called(nn.Module):
-    """A layer that is called in whatever way."""
+class CustomCall(nn.Module):
+    """Calls a layer through a given function."""
 
     def __init__(self, call):
         super().__init__()
@@ -240,8 +231,8 @@ class Called(nn.Module):
         return self.call(self.layer, *args)
 
 
-in_float64 = pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="a model that names its number type does not run in float64"
+cannot_run_in_float64 = pytest.mark.xfail(
+    strict=True, raises=RuntimeError, reason="a model that converts to a fixed dtype does not run in float64"
 )
 
 
@@ -251,8 +242,8 @@ in_float64 = pytest.mark.xfail(
         pytest.param(lambda layer, x, s: layer(x) * s, lambda x: (x, torch.tensor(2.0)), id="0-dim"),
         pytest.param(lambda layer, d: layer(d["x"]), lambda x: ({"x": x},), id="dict"),
         pytest.param(lambda layer, d: layer(d[0]), lambda x: ([x, None],), id="list"),
-        pytest.param(lambda layer, x: (layer(x), None), lambda x: (x,), id="a tuple comes out"),
-        pytest.param(lambda layer, x: layer(x.float()), lambda x: (x,), id="float32 inside", marks=in_float64),
+        pytest.param(lambda layer, x: (layer(x), None), lambda x: (x,), id="tuple output"),
+        pytest.param(lambda layer, x: layer(x.float()), lambda x: (x,), id="float32 inside", marks=cannot_run_in_float64),
     ],
 )
 def test_other_ways_to_call_a_model(call, args):
@@ -261,24 +252,24 @@ def test_other_ways_to_call_a_model(call, args):
         return nn.functional.cross_entropy(out[0] if isinstance(out, tuple) else out, batch[1])
 
     torch.manual_seed(0)
-    assert attach(Called(call), SynFlow(rounds=2), 0.4, vectors(), loss).sparsity == 0.4
+    assert prune_before_training(CustomCall(call), SynFlow(rounds=2), 0.4, [vectors()], loss).sparsity == 0.4
 
 
-def test_a_loss_that_goes_past_the_model_is_refused_with_the_reason():
+def test_a_loss_that_does_not_call_the_model_is_refused():
     with pytest.raises(ValueError, match="loss"):
-        attach(mlp(True), SynFlow(), 0.5, vectors(), lambda model, batch: model.forward(batch[0]).sum())
+        prune_before_training(mlp(True), SynFlow(), 0.5, [vectors()], lambda model, batch: model.forward(batch[0]).sum())
 
 
-# ---- what goes wrong
+# ---- errors and edge cases
 
 
 @pytest.mark.parametrize("rounds", [0, -3])
-def test_at_least_one_round(rounds):
+def test_fewer_than_one_round_is_refused(rounds):
     with pytest.raises(ValueError, match="rounds"):
-        attach(mlp(True), SynFlow(rounds=rounds), 0.5, vectors())
+        prune_before_training(mlp(True), SynFlow(rounds=rounds), 0.5, [vectors()])
 
 
-def test_an_interrupted_search_changes_nothing():
+def test_an_interruption_leaves_the_model_unchanged():
     class Fuse(nn.Identity):
         passes = 3
 
@@ -291,12 +282,12 @@ def test_an_interrupted_search_changes_nothing():
     model = mlp(True).append(Fuse())
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(KeyboardInterrupt):
-        attach(model, SynFlow(rounds=10), 0.9, vectors())
+        prune_before_training(model, SynFlow(rounds=10), 0.9, [vectors()])
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values()))
 
 
-def cut_off() -> tuple[nn.Sequential, tuple]:
-    """At 60 % some of its kept weights are on no path any more: they score 0, as removed ones do."""
+def with_disconnected_weights() -> tuple[nn.Sequential, tuple]:
+    """Return a model and a batch. At 60 %, some kept weights are disconnected and score 0, like removed ones."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False))
     return model, (torch.randn(4, 6), torch.randint(3, (4,)))
@@ -310,12 +301,12 @@ def test_removed_weights_do_not_come_back_in_later_rounds(monkeypatch):
         revived.append(int(self.counts[:, 2].sum()))
 
     monkeypatch.setattr(Masks, "record", watch)
-    model, batch = cut_off()
-    attach(model, SynFlow(), 0.6, batch)
+    model, batch = with_disconnected_weights()
+    prune_before_training(model, SynFlow(), 0.6, [batch])
     assert len(revived) == 100 and sum(revived) == 0
 
 
-def test_a_model_may_create_numbers_in_its_forward_pass():
+def test_a_model_may_create_tensors_in_its_forward_pass():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -327,5 +318,5 @@ def test_a_model_may_create_numbers_in_its_forward_pass():
 
     torch.manual_seed(0)
     model = Recurrent()
-    sparsifier = attach(model, SynFlow(), 0.5, vectors())
+    sparsifier = prune_before_training(model, SynFlow(), 0.5, [vectors()])
     assert sparsifier.sparsity == 0.5 and model(vectors()[0]).dtype == torch.get_default_dtype() == torch.float32

@@ -1,3 +1,5 @@
+"""Taylor pruning on literal numbers and against plain autograd."""
+
 import pytest
 import torch
 from torch import nn
@@ -7,51 +9,51 @@ from optg.methods import Taylor
 from tests.toy import batches, convnet, step
 
 
-def row(*weight: float, method: Taylor, sparsity: float, steps: int):
-    """y = w·x; with a learning rate of 0 the weights stand still, and the loss y has the gradient x."""
+def linear_model(*weight: float, method: Taylor, sparsity: float, steps: int):
+    """Return y = w·x, its sparsifier, and a function that takes a step with a given gradient; the weights never move."""
     model = nn.Linear(len(weight), 1, bias=False)
     model.weight.data.copy_(torch.tensor([weight]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     sparsifier = optg.sparsify(model, optimizer, method, sparsity=sparsity, epochs=1, steps_per_epoch=steps)
 
-    def give(*gradient: float) -> None:
+    def step_with(*gradient: float) -> None:
         optimizer.zero_grad()
         model(torch.tensor(gradient)).backward()
         optimizer.step()
 
-    return model, sparsifier, give
+    return model, sparsifier, step_with
 
 
-def test_squares_add_up_until_a_cut_and_start_anew_after_it():
+def test_squares_add_up_until_a_cut_and_restart_after_it():
     method = Taylor(schedule="linear", every=2, end=1.0)
-    model, sparsifier, give = row(1.0, -2.0, 3.0, 0.5, method=method, sparsity=0.5, steps=5)
-    give(1.0, 1.0, 0.1, 2.0)  # (g·w)² = 1, 4, 0.09, 1
-    give(-1.0, 1.0, 0.1, 0.0)  # (g·w)² = 1, 4, 0.09, 0
-    # Cut at 0.5 · 2/5 = 0.2, one of four: of the sums 2, 8, 0.18, 1 the third is least (the last step alone would say the
-    # fourth, the square of the sum the first).
+    model, sparsifier, step_with = linear_model(1.0, -2.0, 3.0, 0.5, method=method, sparsity=0.5, steps=5)
+    step_with(1.0, 1.0, 0.1, 2.0)  # (g·w)² = 1, 4, 0.09, 1
+    step_with(-1.0, 1.0, 0.1, 0.0)  # (g·w)² = 1, 4, 0.09, 0
+    # A cut at 0.5 · 2/5 = 0.2 removes one of four. Of the sums 2, 8, 0.18, 1 the third is least. (By the last step alone it
+    # would be the fourth, by the square of the sum the first.)
     assert sparsifier.masks["weight"].tolist() == [[True, True, False, True]]
-    give(3.0, 0.1, 9.0, 1.0)  # (g·w)² = 9, 0.04, 0, 0.25: what is removed has no weight
+    step_with(3.0, 0.1, 9.0, 1.0)  # (g·w)² = 9, 0.04, 0, 0.25: a removed weight is 0
     assert sparsifier.method.state["scores"][0].tolist()[0] == pytest.approx([9.0, 0.04, 0.0, 0.25])
-    give(0.0, 0.1, 9.0, 4.0)  # (g·w)² = 0, 0.04, 0, 4
-    # Cut at the target, two of four: of the sums 9, 0.08, 0, 4.25 the second and third (had the first cut's sums stayed, 8.08
-    # would be above 5.25 and the fourth would go).
+    step_with(0.0, 0.1, 9.0, 4.0)  # (g·w)² = 0, 0.04, 0, 4
+    # The last cut removes two of four: of the sums 9, 0.08, 0, 4.25 the second and third. (If the sums had not restarted, 8.08
+    # would be above 5.25 and the fourth would go.)
     assert sparsifier.masks["weight"].tolist() == [[True, False, False, True]]
     assert model.weight.tolist() == [[1.0, 0.0, 0.0, 0.5]]
 
 
-def test_a_new_sum_begins_after_a_cut_also_when_the_next_step_is_skipped():
+def test_sums_restart_after_a_cut_even_if_the_next_step_is_skipped():
     method = Taylor(schedule="linear", every=2, end=1.0)
-    _, sparsifier, give = row(1.0, -2.0, 3.0, 0.5, method=method, sparsity=0.5, steps=6)
-    give(1.0, 1.0, 0.1, 2.0)
-    give(-1.0, 1.0, 0.1, 0.0)
+    _, sparsifier, step_with = linear_model(1.0, -2.0, 3.0, 0.5, method=method, sparsity=0.5, steps=6)
+    step_with(1.0, 1.0, 0.1, 2.0)
+    step_with(-1.0, 1.0, 0.1, 0.0)
     assert not sparsifier.capturable
-    sparsifier.advance()  # as after a step that a GradScaler has skipped
+    sparsifier.advance()  # like after a step that a GradScaler skipped
     assert not sparsifier.capturable
-    give(3.0, 0.1, 9.0, 1.0)
+    step_with(3.0, 0.1, 9.0, 1.0)
     assert sparsifier.method.state["scores"][0].tolist()[0] == pytest.approx([9.0, 0.04, 0.0, 0.25])
 
 
-def test_scores_are_those_of_autograd_while_the_weights_move():
+def test_scores_equal_those_of_autograd_while_weights_move():
     torch.manual_seed(0)
     model = convnet().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
@@ -69,7 +71,7 @@ def test_scores_are_those_of_autograd_while_the_weights_move():
             assert torch.allclose(score, expected, rtol=1e-10, atol=0)
 
 
-def test_removed_stays_removed():
+def test_removed_weights_stay_removed():
     torch.manual_seed(0)
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
@@ -85,20 +87,20 @@ def test_removed_stays_removed():
     assert removed == 1736  # ⌈0.9 · 1928⌉
 
 
-def test_removed_stays_removed_where_kept_weights_have_no_gradient():
+def test_removed_weights_stay_removed_if_kept_ones_have_no_gradient():
     method = Taylor(schedule="linear", every=1, end=1.0)
-    _, sparsifier, give = row(1.0, 2.0, 3.0, 4.0, method=method, sparsity=0.5, steps=3)
-    give(1.0, 1.0, 1.0, 0.1)  # (g·w)² = 1, 4, 9, 0.16
+    _, sparsifier, step_with = linear_model(1.0, 2.0, 3.0, 4.0, method=method, sparsity=0.5, steps=3)
+    step_with(1.0, 1.0, 1.0, 0.1)  # (g·w)² = 1, 4, 9, 0.16
     assert sparsifier.masks["weight"].tolist() == [[True, True, True, False]]
-    give(0.0, 0.0, 1.0, 1.0)  # (g·w)² = 0, 0, 9, 0: one more goes, the first or second
+    step_with(0.0, 0.0, 1.0, 1.0)  # (g·w)² = 0, 0, 9, 0: one more goes, the first of those with a score of 0
     assert sparsifier.masks["weight"].tolist() == [[False, True, True, False]]
 
 
-def test_finish_right_after_a_cut_removes_what_matters_least():
+def test_finish_right_after_a_cut_removes_the_smallest_weights():
     method = Taylor(schedule="linear", every=2, end=1.0)
-    _, sparsifier, give = row(1.0, -2.0, 3.0, 0.5, method=method, sparsity=0.5, steps=5)
-    give(1.0, 1.0, 0.1, 2.0)
-    give(-1.0, 1.0, 0.1, 0.0)  # sums 2, 8, 0.18, 1: the third goes
+    _, sparsifier, step_with = linear_model(1.0, -2.0, 3.0, 0.5, method=method, sparsity=0.5, steps=5)
+    step_with(1.0, 1.0, 0.1, 2.0)
+    step_with(-1.0, 1.0, 0.1, 0.0)  # sums 2, 8, 0.18, 1: the third goes
     with pytest.warns(UserWarning, match="short of 0.5"):
-        sparsifier.finish()  # two of four: now the fourth, which is also the smallest
+        sparsifier.finish()  # removes two of four: also the fourth, which has the smallest magnitude
     assert sparsifier.masks["weight"].tolist() == [[True, True, False, False]]

@@ -1,7 +1,8 @@
 """The Triton kernels of the passes: each sweeps over all layers in one launch and reads and writes every entry once.
 
 A program finds its block of work in a table (`optg.core.passes.tables`): the layer, start and length of the block, and the
-address of each layer in every list. This file is long because kernels cannot share bodies.
+address of each layer in every list. A kernel's docstring begins with the names of its lists. This file is long because
+kernels cannot share bodies.
 """
 
 import triton
@@ -52,7 +53,7 @@ def restore(
     blocks, addresses, programs, tensors, TYPE: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """values, masks, latent: put the latent values of removed weights back."""
+    """values, masks, latent: set removed weights to their latent values."""
     layer, start, length = place(blocks, programs, ALIGN)
     values = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
     masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
@@ -274,7 +275,7 @@ def write_masks(
     blocks, addresses, programs, tensors, thresholds, lasts, index, counts, TYPE: tl.constexpr, MAGNITUDES: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """masks, scores: keep scores above the threshold, and ties whose index exceeds the last one to go; count changes."""
+    """masks, scores: keep scores above the threshold, and ties with an index above the last removed one; count changes."""
     layer, start, length = place(blocks, programs, ALIGN)
     masks = block(addresses, tensors, 0, layer, start, tl.int8, ALIGN)
     scores = block(addresses, tensors, 1, layer, start, TYPE, ALIGN)

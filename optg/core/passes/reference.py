@@ -14,7 +14,7 @@ from torch import Tensor
 from optg.core.ranking import Cuts, Threshold, Zeros, comparable, flat_scores, radix_select
 from optg.core.sharding import Shards
 
-CHUNK = 1 << 18  # scores read together: they stay in cache, and are 1 % of a ResNet-50
+CHUNK = 1 << 18  # scores read at once: they fit in cache (1 % of a ResNet-50)
 BITS = 16  # of a key that one round of the selection decides
 
 
@@ -33,7 +33,7 @@ class SoftThreshold(NamedTuple):
 
 
 def restore(values: Sequence[Tensor], masks: Sequence[Tensor], latent: Sequence[Tensor]) -> None:
-    """Put the latent values of dormant weights back."""
+    """Set dormant weights to their latent values."""
     for value, mask, dormant in zip(values, masks, latent):
         torch.where(mask, value, dormant, out=value)
 
@@ -73,13 +73,15 @@ def accumulate(
     momenta: list[Tensor],
     scores: list[Tensor],
     rates: list[Tensor],
-    momentum: float | Tensor,
+    momentum: float,
+    skipped: Tensor | None,
 ) -> None:
     """Add OptG's criterion to the scores (Eq. 10 with momentum), then zero the gradients of removed weights.
 
-    m ← μ·m + g·w, score ← score − η·m, with a learning rate per layer.
+    m ← μ·m + g·w, score ← score − η·m, with a learning rate per layer. If `skipped` is True on the device, gradients and rates
+    are 0, and the momenta must stay as they are too.
     """
-    torch._foreach_mul_(momenta, momentum)
+    torch._foreach_mul_(momenta, momentum if skipped is None else torch.where(skipped, 1.0, momentum))
     torch._foreach_addcmul_(momenta, grads, values)
     torch._foreach_addcmul_(scores, momenta, rates, value=-1.0)
     mask(grads, masks)
@@ -100,7 +102,9 @@ def select(scores: Sequence[Tensor], zeros: Zeros, shards: Shards | None = None)
     if isinstance(zeros, int):
         return select_together(scores, zeros, shards)
     wanted = zeros.tolist() if isinstance(zeros, Tensor) else zeros
-    cuts = [select_together([s], z, shards and shards.of([i])) for i, (s, z) in enumerate(zip(scores, wanted))]
+    from optg.core.passes import choose  # on several GPUs each tensor is counted on its own
+
+    cuts = [choose([s]).select([s], int(z), shards and shards.of([i])) for i, (s, z) in enumerate(zip(scores, wanted))]
     return Cuts(*(torch.cat([t.to(scores[0].device) for t in column]) for column in zip(*cuts)))
 
 
@@ -127,7 +131,7 @@ def overwrite(mask: Tensor, new: Tensor) -> Tensor:
     return torch.stack([mask.numel() - after, before - both, after - both])
 
 
-# ---- how a selection counts
+# ---- selection
 
 
 def select_together(scores: Sequence[Tensor], zeros: int, shards: Shards | None) -> Cuts:
@@ -174,11 +178,11 @@ def keys(scores: np.ndarray) -> np.ndarray:
     return bits
 
 
-# ---- how cuts become masks
+# ---- masks from cuts
 
 
 def each_mask(scores: Sequence[Tensor], cuts: Cuts, shards: Shards | None = None) -> Iterator[Tensor]:
-    """Yield the masks of cuts one at a time, so that no second set of masks is in memory."""
+    """Yield the masks of cuts one at a time, so that memory never holds a second set of masks."""
     found = cuts.on_host()
     if len(found) == 1:
         yield from masks_at(found[0], scores, shards)
@@ -203,7 +207,7 @@ def masks_at(cut: Threshold, scores: Sequence[Tensor], shards: Shards | None) ->
 
 
 def share_ties(scores: Sequence[Tensor], cut: Threshold, shards: Shards | None) -> list[tuple[int, int]]:
-    """Return for each tensor how many of its scores at the threshold go, and how many it has."""
+    """Return for each tensor how many of the scores that equal the threshold it loses, and how many it has."""
     equal = torch.stack([s.eq(cut.value).count_nonzero().to(scores[0].device) for s in scores])
     whole = shards.total(equal) if shards else equal
     earlier = whole.cumsum(0) - whole

@@ -1,10 +1,12 @@
-"""A new backend for passes is one module that defines the functions of `optg.core.passes.reference`: here, this file."""
+"""Adding a backend takes one module with the functions of `optg.core.passes.reference`. Here, this file is that module."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import optg
 from optg.core import passes
 from optg.core.passes import reference
 from optg.core.passes.reference import accumulate, keep_above, new_masks, select, settle, sum_signed, write_masks
@@ -42,7 +44,7 @@ def register(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.when != "never"])
-def test_every_method_trains_with_it_as_with_the_reference(name, monkeypatch):
+def test_every_method_trains_like_with_the_reference(name, monkeypatch):
     model, optimizer, sparsifier = attach(name)
     assert sparsifier.weights.passes is sys.modules[__name__]
     monkeypatch.delitem(passes.BACKENDS, "cpu")
@@ -56,10 +58,15 @@ def test_every_method_trains_with_it_as_with_the_reference(name, monkeypatch):
         assert torch.equal(p, q)
 
 
-def test_a_backend_that_cannot_be_imported_leaves_the_reference(monkeypatch):
+def test_a_backend_that_cannot_be_imported_is_replaced_by_the_reference(monkeypatch):
     monkeypatch.setitem(passes.BACKENDS, "cpu", "no_such_module")
     assert passes.choose([torch.zeros(1)]) is reference
 
 
 def test_tensors_on_several_devices_use_the_reference():
     assert passes.choose([torch.zeros(1), torch.zeros(1, device="meta")]) is reference
+
+
+def test_only_one_file_chooses_the_backend():
+    mentions = [file.name for file in Path(optg.__file__).parent.rglob("*.py") if "BACKENDS" in file.read_text()]
+    assert mentions == ["__init__.py"]

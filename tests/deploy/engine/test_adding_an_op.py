@@ -68,7 +68,7 @@ def hardshrink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def network() -> nn.Module:
-    """Return a net in which the new operation reads a padded convolution, and another one reads its halo."""
+    """Return a net in which the new operation reads a padded convolution, and another operation reads its halo."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Hardshrink(0.3), nn.Conv2d(8, 6, 3, padding=1),

@@ -1,4 +1,4 @@
-"""Places in the arena: literal tables of who overlaps whom."""
+"""Places in the arena: which of them may overlap, on literal examples."""
 
 from optg.deploy.engine.build import library
 from optg.deploy.engine.layout import Halo

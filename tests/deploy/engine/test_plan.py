@@ -1,4 +1,4 @@
-"""Whole programs: any cut, any number of threads."""
+"""Whole programs, cut anywhere and on any number of threads."""
 
 import random
 from itertools import product
@@ -23,7 +23,7 @@ def test_same_bits_for_any_number_of_threads(poisoned: None) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_net_cut_anywhere(isa: str, poisoned: None) -> None:
-    """In groups of as many images as there are lanes, of one, and of half as many, which have two lanes each."""
+    """Groups have as many images as there are lanes, one image, or half as many images, with two lanes each."""
     graph = small_net()
     for batch, cut in product((33, 24, 12, 2), range(11)):
         assert relative_error(graph, 1, isa, torch.randn(batch, 3, 11, 11), cut=cut) < 1e-5, (batch, cut)

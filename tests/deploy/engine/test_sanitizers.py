@@ -28,7 +28,7 @@ def exact_arena(size: int) -> tuple[Any, int]:
 
 
 def run_sanitized() -> None:
-    """Run by the test below, in a process where the sanitizers watch."""
+    """Run random convolutions, a net and single operations. The test below calls this in a process with sanitizers."""
     structs.arena = exact_arena
     rng = random.Random(6)
     torch.manual_seed(6)

@@ -90,7 +90,7 @@ def test_every_kernel() -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_framed_kernels_skip_the_padding_of_small_images(isa: str, poisoned: None) -> None:
-    """Side by side, with kernels that compute a whole image and skip what taps would read beyond it."""
+    """Kernels that compute a whole image skip the taps that would read outside it."""
     torch.manual_seed(6)
     framed = 0
     for size in range(1, 7):

@@ -11,7 +11,7 @@ from tests.deploy.engine.harness import ISAS, compile_graph, conv_node, make_gra
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_two_windows_on_one_value(isa: str, poisoned: None) -> None:
-    """The first skips the padding; the second reads some of it, less than the first would."""
+    """The first window skips the padding; the second reads some of it, but less than the first would."""
     torch.manual_seed(7)
     for first, second, batch in product([(3, 3), (1, 3), (3, 1)], [(1, 3), (3, 1), (3, 3)], (1, 8, 16)):
         weights = {"v": torch.randn(6, 6, *first) * (torch.rand(6, 6, *first) < 0.1), "w": torch.randn(6, 6, *second)}

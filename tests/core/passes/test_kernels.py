@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_kernel_passes_its_tests_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "tests.core.interpret_kernels"]
+    command = [sys.executable, "-m", "tests.core.passes.interpret_kernels"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
