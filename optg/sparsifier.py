@@ -264,6 +264,13 @@ class Sparsifier:
         weights.latent, self.method.state = None, {}
         ATTACHED.discard(self.optimizer)
 
+    def detach(self) -> None:
+        """Remove the hooks and leave the model as it is, without a last cut. A run that was interrupted ends like this."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        ATTACHED.discard(self.optimizer)
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "a sparsifier cannot be copied or pickled: torch copies an optimizer without its hooks, so the copy would train "
