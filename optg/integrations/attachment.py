@@ -42,7 +42,7 @@ class Attachment:
         self.first_step = 0 if saved else step
         length: dict[str, int] = {}
         if not {"steps", "steps_per_epoch"} & self.options.keys():
-            length["steps"] = steps - self.first_step
+            length["steps"] = max(2, steps - self.first_step)  # OptG cuts after the first of two; `finish` cuts if one was all
             if epochs is not None and 1 < epochs <= length["steps"]:  # a single epoch would leave no time for a second cut
                 length["epochs"] = epochs
         self.sparsifier = sparsify(model, optimizer, self.method, sparsity=self.target, **{**length, **self.options})

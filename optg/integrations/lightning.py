@@ -30,6 +30,7 @@ class Sparsify(Attachment, Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
+            self.release()
             self.saved = None
             self.max_epochs = trainer.max_epochs  # now, because SWA adds an epoch in which no weight changes
         # Come last, but before checkpoints: callbacks that put averaged weights into the model have done so then.
@@ -73,7 +74,7 @@ class Sparsify(Attachment, Callback):
         self.prepare_to_measure(trainer, pl_module)
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.training or trainer.validating and trainer.state.fn == "fit":
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.prepare_to_measure(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -82,7 +83,9 @@ class Sparsify(Attachment, Callback):
 
     def prepare_to_measure(self, trainer: Any, pl_module: Any) -> None:
         """Mask averaged weights that a callback has just put into the model, and forget scores of less sparse models."""
-        if self.sparsifier:
+        if self.sparsifier and self.max_epochs not in (None, -1) and trainer.current_epoch >= self.max_epochs:
+            self.sparsifier.finish()  # SWA's extra epoch, which collects batch-norm statistics of the averaged weights
+        elif self.sparsifier:
             self.sparsifier.apply_masks(pl_module)
             if self.rises_to_target():
                 forget_scores(trainer.callbacks)

@@ -1,6 +1,5 @@
 """optg.compile on whole nets, and its behaviour for users."""
 
-import contextlib
 import copy
 import os
 import pickle
@@ -22,6 +21,7 @@ import optg
 from optg.deploy.bench import prune_at_random, settle_norms
 from optg.deploy.engine import build
 from tests.deploy.nets import SHAPES, Odd, sparse
+from tests.torchvision_import import import_torchvision
 
 
 def run_in_float64(model: nn.Module, x: Tensor) -> Tensor:
@@ -67,13 +67,10 @@ def test_unsupported_operations_run_in_torch(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def torchvision() -> Iterator[ModuleType]:
-    """Return torchvision's models. Its compiled part is missing next to a CPU build of torch, so declare its two operations."""
+    """Return torchvision's models."""
     if not find_spec("torchvision"):
         pytest.skip("torchvision is not installed")
-    with contextlib.suppress(RuntimeError):  # they exist already
-        library = torch.library.Library("torchvision", "DEF")
-        for missing in ("nms", "qnms"):
-            library.define(f"{missing}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import_torchvision()
     yield import_module("torchvision.models")
 
 
