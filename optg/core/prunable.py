@@ -15,6 +15,18 @@ PRUNABLE = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NORMS = (nn.LayerNorm, nn.RMSNorm)  # other norms have one dimension
 
+WRAPPERS = {  # class name -> the attribute that holds the model; torch.compile's is `_orig_mod`
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "AveragedModel": "module",
+    "ModelEma": "module",  # timm
+    "ModelEmaV2": "module",
+    "ModelEmaV3": "module",
+    "DeepSpeedEngine": "module",
+    "_FabricModule": "_forward_module",  # Lightning Fabric
+    "GradSampleModule": "_module",  # opacus
+}
+
 
 class Axes(NamedTuple):
     """The dimensions of a weight that run over its outputs and inputs, and the number of equal parts stacked in it."""
@@ -33,14 +45,13 @@ class Owner(NamedTuple):
 
 
 def wrapper_chain(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model, then the module inside each wrapper (DDP, DataParallel, torch.compile, AveragedModel) in turn."""
+    """Yield the model, then the module inside each wrapper (DDP, torch.compile, Fabric, EMA models …) in turn."""
     inner: nn.Module | None = model
     while inner is not None:
         yield inner
-        if isinstance(inner, (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)):
-            inner = inner.module
-        else:
-            inner = getattr(inner, "_orig_mod", None)
+        kinds = {kind.__name__ for kind in type(inner).__mro__}
+        attribute = next((attribute for kind, attribute in WRAPPERS.items() if kind in kinds), "_orig_mod")
+        inner = getattr(inner, attribute, None)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -108,6 +119,12 @@ def find_axes(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[Axe
     """Return the axes of each parameter. A weight of an unknown module is taken to be output-first, like a Linear's."""
     owners = find_owners(model)
     return [axes_in(owners[p][0]) for p in parameters.values()]
+
+
+def find_holders(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[tuple[nn.Module, str]]:
+    """Return a module that holds each parameter, and the name that the parameter has in it."""
+    owners = find_owners(model)
+    return [(owners[p][0].module, owners[p][0].parameter.rpartition(".")[2]) for p in parameters.values()]
 
 
 def axes_in(owner: Owner) -> Axes:

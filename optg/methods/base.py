@@ -44,6 +44,7 @@ class Method:
     grows_by_gradient: ClassVar[bool] = False  # the mask changes before the optimizer's step, by the dense gradient
     learns_sparsity: ClassVar[bool] = False  # the sparsity follows from training, whatever the target
     needs_minimization: ClassVar[bool] = False  # it learns from the gradient's sign, so the loss must be minimized
+    needs_all_gradients: ClassVar[bool] = False  # of all weights at once: it works with a single optimizer only
     renamed: ClassVar[dict[str, str]] = {}  # options of earlier versions: old name -> new name
 
     def __post_init__(self) -> None:

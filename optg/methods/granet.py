@@ -17,6 +17,7 @@ from optg.methods.rigl import RigL
 @dataclass
 class GraNet(RigL):
     paper: ClassVar[str] = "Liu et al. 2021"
+    needs_all_gradients: ClassVar[bool] = True
 
     schedule: str = "cubic"
     initial: float = 0.5

@@ -59,10 +59,12 @@ class OptG(Gradual):
         self.warn_of_a_jump(weights, clock)
         self.sgd = ScoreSGD(weights.zeros_like(), self.momentum)
         self.state = {"scores": self.sgd.scores, "momenta": self.sgd.momenta}
-        self.factor = self.sgd.scores[0].new_zeros(())  # Eq. 16: η_m / η_w
+        self.factor, self.epoch = self.sgd.scores[0].new_zeros(()), 0  # Eq. 16: η_m / η_w, and the epoch it is of
 
     def set_time(self, clock: Clock) -> None:
-        self.factor.fill_(self.rate_at(clock))
+        if clock.epoch != self.epoch:
+            self.epoch = clock.epoch
+            self.factor.fill_(self.rate_at(clock))
 
     def rate_at(self, clock: Clock) -> float:
         alpha = self.alpha or default_alpha(clock.epochs)
