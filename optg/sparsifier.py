@@ -210,18 +210,16 @@ class Sparsifier:
         refuse_nonfinite(self.weights)
         changed = remove_again(self.weights, stacklevel=4)
         changed |= reach_target(self.weights, self.method, self.name, self.clock)
-        self._step.remove_hooks()
+        self.detach()
         self.weights.latent, self.method.state = None, {}
-        detach(self.optimizers, self.weights.parameters)
         if changed and recalibrate is not None:
             torch.optim.swa_utils.update_bn(recalibrate, self.model)
 
     def detach(self) -> None:
-        """Remove the hooks and leave the model as it is, without a last cut. A run that was interrupted ends like this."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        ATTACHED.discard(self.optimizer)
+        """Remove the hooks and leave the model as it is, without a last cut. For a run that was interrupted."""
+        if self._step.hooks:
+            self._step.remove_hooks()
+            detach(self.optimizers, self.weights.parameters)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

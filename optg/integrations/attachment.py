@@ -1,4 +1,4 @@
-"""The part that the callbacks share: attach to what a trainer trains, resume, notice the target sparsity, mask what came back."""
+"""What the callbacks share: attach to a trainer's model, resume, notice the target sparsity, mask what came back."""
 
 import warnings
 from collections.abc import Sequence

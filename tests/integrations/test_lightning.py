@@ -28,7 +28,12 @@ class Net(lightning.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(
-            nn.Linear(8, 32), nn.BatchNorm1d(32) if norm else nn.Identity(), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1)
+            nn.Linear(8, 32),
+            nn.BatchNorm1d(32) if norm else nn.Identity(),
+            nn.ReLU(),
+            nn.Linear(32, 32),
+            nn.ReLU(),
+            nn.Linear(32, 1),
         )
 
     def training_step(self, batch: Tensor, index: int) -> Tensor:

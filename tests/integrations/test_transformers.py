@@ -16,13 +16,17 @@ from optg.integrations.transformers import Sparsify
 from tests.integrations.zeros import expected_zeros, zeros
 
 STEPS = 30  # 5 epochs of 24 batches, 4 batches to a step
-RIGL = {"method": "rigl"}
 
 
 def tiny_bert() -> BertForSequenceClassification:
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, max_position_embeddings=8
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=8,
     )
     return BertForSequenceClassification(config)
 
