@@ -106,12 +106,12 @@ class Sparsify(Attachment, Callback):
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["callbacks"].get(self.state_key)
         if trainer.state.fn == "fit":
-            if not saved:
+            if not saved and checkpoint["global_step"]:  # 0 if the learning-rate finder puts everything back
                 raise ValueError(
                     f"the checkpoint {trainer.ckpt_path} was saved without optg's Sparsify callback, so its run cannot resume "
                     "sparse; to start a sparse run from its weights, load them into the model and call fit without `ckpt_path`"
                 )
-            self.saved = saved
+            self.saved = saved or self.saved
         elif self.sparsifier and saved and not self.reached(saved["sparsifier"]):
             warnings.warn(
                 f"the checkpoint {trainer.ckpt_path} is from before the target sparsity was reached: its weights are masked "

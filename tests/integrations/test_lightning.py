@@ -1,7 +1,7 @@
 """The Lightning callback, in Lightning's own Trainer."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,34 @@ import lightning.pytorch as lightning
 import pytest
 import pytorch_lightning
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from optg.integrations.lightning import Sparsify
+from optg.methods import SET, STR, Method, RigL
 from tests.integrations.zeros import expected_zeros, zeros
 
 warnings.filterwarnings("ignore", message=".*(does not have many workers|LeafSpec|Checkpoint directory|sanity check).*")
 BATCHES = 8
 QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+METHODS: dict[str, Callable[[], str | Method]] = {
+    "optg": lambda: "optg",
+    "gmp": lambda: "gmp",
+    "rigl": lambda: RigL(every=5),
+    "set": lambda: SET(every=5),
+    "str": lambda: STR(initial=-3.0),
+    "feather": lambda: "feather",
+    "acdc": lambda: "acdc",
+}  # runs are short: the default is to exchange every 100 steps
 
 
 class Net(lightning.LightningModule):
@@ -90,7 +108,7 @@ def assert_sparse(model: nn.Module, sparsity: float = 0.9) -> None:
 
 @pytest.mark.parametrize("method", ["optg", "gmp", "rigl", "feather", "acdc"])
 def test_two_lines_make_the_model_sparse(method: str, tmp_path: Path) -> None:
-    callback = Sparsify(method, sparsity=0.9)
+    callback = Sparsify(METHODS[method](), sparsity=0.9)
     model, trainer = fit(tmp_path, callback)
     assert_sparse(model)
     assert callback.sparsifier and callback.sparsifier.clock.epochs == 6 and callback.sparsifier.clock.total == 6 * BATCHES
@@ -143,7 +161,7 @@ def test_iterable_datasets_need_a_number_of_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["optg", "gmp", "rigl"])
 @pytest.mark.parametrize("batches", [1, 3])
 def test_fast_dev_run(method: str, batches: int, tmp_path: Path) -> None:
-    model, _ = fit(tmp_path, Sparsify(method), fast_dev_run=batches)
+    model, _ = fit(tmp_path, Sparsify(METHODS[method]()), fast_dev_run=batches)
     assert_sparse(model)
 
 
@@ -155,13 +173,19 @@ def test_fast_dev_run(method: str, batches: int, tmp_path: Path) -> None:
 def test_a_run_resumes_bit_for_bit(method: str, precision: Any, tmp_path: Path) -> None:
     """In the middle of an epoch, between two cuts, with two batches per step."""
     options = {"precision": precision, "accumulate_grad_batches": 2, "limit_val_batches": 0}
-    whole, _ = fit(tmp_path, Sparsify(method), ModelCheckpoint(tmp_path, every_n_train_steps=7, save_top_k=-1), **options)
+    checkpoints = ModelCheckpoint(tmp_path, every_n_train_steps=7, save_top_k=-1)
+    whole, _ = fit(tmp_path, Sparsify(METHODS[method]()), checkpoints, **options)
+    assert zeros(whole)
     checkpoint = tmp_path / "epoch=1-step=7.ckpt"
     assert torch.load(checkpoint, weights_only=True)["callbacks"]["optg.Sparsify"]["sparsifier"]["step"] == 7
-    resumed, trainer = fit(tmp_path / "again", Sparsify(method), ckpt_path=checkpoint, **options)
+    resumed, trainer = fit(tmp_path / "again", Sparsify(METHODS[method]()), ckpt_path=checkpoint, **options)
     assert trainer.global_step == 24
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+    assert_same(whole, resumed)
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
 
 
 def test_a_resume_without_sparsifier_state_raises(tmp_path: Path) -> None:
@@ -201,13 +225,26 @@ AVERAGES = {
 @pytest.mark.parametrize("method", ["optg", "rigl"])
 def test_averages_are_sparse(method: str, average: str, norm: bool, first: bool, tmp_path: Path) -> None:
     """In any order of callbacks: the model at the end, the model that is validated, and the one in the checkpoints."""
-    callbacks = [Sparsify(method), AVERAGES[average]()][:: 1 if first else -1]
+    callbacks = [Sparsify(METHODS[method]()), AVERAGES[average]()][:: 1 if first else -1]
     model, trainer = fit(tmp_path, *callbacks, ModelCheckpoint(tmp_path, save_last=True), model=Net(norm))
     assert_sparse(model)
     assert trainer.callback_metrics["zeros"] >= expected_zeros(model, 0.9)
     last = Net(norm)
     last.load_state_dict(torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"])
     assert_sparse(last)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_averages_resume_bit_for_bit(average: str, tmp_path: Path) -> None:
+    whole, _ = fit(tmp_path, Sparsify(), AVERAGES[average](), ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1))
+    resumed, _ = fit(
+        tmp_path / "again",
+        Sparsify(),
+        AVERAGES[average](),
+        ModelCheckpoint(tmp_path / "again", filename="{epoch}", save_top_k=-1),
+        ckpt_path=tmp_path / "epoch=2.ckpt",
+    )
+    assert_same(whole, resumed)
 
 
 def test_weights_written_in_the_models_own_hook_are_removed_again(tmp_path: Path) -> None:
@@ -241,6 +278,16 @@ def test_an_early_checkpoint_is_masked_with_a_warning(tmp_path: Path) -> None:
         warnings.filterwarnings("error", message=".*target sparsity.*")
         trainer.test(model, Loader(), ckpt_path=tmp_path / "epoch=5.ckpt", verbose=False)
     assert_sparse(model)
+
+
+def test_a_learning_rate_finder_comes_first(tmp_path: Path) -> None:
+    class WithRate(Net):
+        learning_rate = 1e-2
+
+    callback = Sparsify()
+    model, trainer = fit(tmp_path, callback, LearningRateFinder(num_training_steps=5), model=WithRate())
+    assert_sparse(model)
+    assert callback.sparsifier and callback.sparsifier.clock.step == trainer.global_step == 6 * BATCHES
 
 
 def test_unknown_options_are_refused_at_once() -> None:

@@ -13,7 +13,8 @@ from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, EarlyStoppingCallback, Trainer, TrainingArguments
 
 from optg.integrations.transformers import Sparsify
-from tests.integrations.zeros import expected_zeros, zeros
+from tests.integrations.test_lightning import METHODS, assert_same, assert_sparse
+from tests.integrations.zeros import zeros
 
 STEPS = 30  # 5 epochs of 24 batches, 4 batches to a step
 
@@ -62,13 +63,9 @@ def train(
     return model, trainer
 
 
-def assert_sparse(model: nn.Module, sparsity: float = 0.9) -> None:
-    assert zeros(model) == expected_zeros(model, sparsity)
-
-
 @pytest.mark.parametrize("method", ["optg", "gmp", "rigl", "feather", "acdc"])
 def test_two_lines_make_the_model_sparse(method: str, tmp_path: Path) -> None:
-    callback = Sparsify(method, sparsity=0.9)
+    callback = Sparsify(METHODS[method](), sparsity=0.9)
     model, trainer = train(tmp_path, callback, logging_steps=10)
     assert_sparse(model)
     assert callback.sparsifier and callback.sparsifier.clock.epochs == 5 and callback.sparsifier.clock.total == STEPS
@@ -100,14 +97,14 @@ def test_iterable_datasets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["optg", "rigl", "str"])
 def test_a_run_resumes_bit_for_bit(method: str, bf16: bool, tmp_path: Path) -> None:
     """In the middle of an epoch, with four batches per step, dropout and shuffled data."""
-    whole, _ = train(tmp_path, Sparsify(method), bf16=bf16, save_strategy="steps", save_steps=8)
+    whole, _ = train(tmp_path, Sparsify(METHODS[method]()), bf16=bf16, save_strategy="steps", save_steps=8)
     checkpoint = tmp_path / "checkpoint-8"
     with safe_open(checkpoint / "optg.safetensors", "pt") as file:
         assert any(key.startswith("masks/") for key in file.keys())  # noqa: SIM118  # not a dict
-    resumed, trainer = train(tmp_path, Sparsify(method), resume=str(checkpoint), bf16=bf16)
+    resumed, trainer = train(tmp_path, Sparsify(METHODS[method]()), resume=str(checkpoint), bf16=bf16)
     assert trainer.state.global_step == STEPS
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+    assert zeros(whole)
+    assert_same(whole, resumed)
 
 
 def test_a_resume_without_sparsifier_state_raises(tmp_path: Path) -> None:
@@ -134,13 +131,13 @@ def test_a_checkpoint_from_another_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["optg", "gmp", "rigl", "set"])
 def test_load_best_model_at_end(method: str, tmp_path: Path) -> None:
     """Scores of less sparse models do not count. RigL and SET change masks after the best step, which keeps its own."""
-    callback = Sparsify(method)
+    callback = Sparsify(METHODS[method]())
     options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 3}
     model, trainer = train(tmp_path, callback, **options, load_best_model_at_end=True)
     assert_sparse(model)
     assert trainer.state.best_model_checkpoint
     best = tiny_bert().from_pretrained(trainer.state.best_model_checkpoint)
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in best.state_dict().items())
+    assert_same(best, model)
 
 
 def test_a_best_checkpoint_from_before_the_target_is_masked_with_a_warning(tmp_path: Path) -> None:
