@@ -11,7 +11,10 @@ from optg.integrations.attachment import Attachment
 try:
     from lightning.pytorch import Callback
 except ModuleNotFoundError:
-    from pytorch_lightning import Callback
+    try:
+        from pytorch_lightning import Callback
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; install Lightning with: pip install 'optg[lightning]'") from None
 
 
 class Sparsify(Attachment, Callback):

@@ -5,12 +5,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
 from optg.integrations.attachment import Attachment
 from optg.integrations.state_file import fingerprint, read_state, write_state
 from optg.methods import Method
+
+try:
+    from transformers import TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}; install transformers with: pip install 'optg[transformers]'") from None
 
 STATE_FILE = "optg.safetensors"
 

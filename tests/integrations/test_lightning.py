@@ -287,7 +287,7 @@ def test_a_learning_rate_finder_comes_first(tmp_path: Path) -> None:
     callback = Sparsify()
     model, trainer = fit(tmp_path, callback, LearningRateFinder(num_training_steps=5), model=WithRate())
     assert_sparse(model)
-    assert callback.sparsifier and callback.sparsifier.clock.step == trainer.global_step == 6 * BATCHES
+    assert callback.sparsifier and callback.sparsifier.clock.step == trainer.global_step
 
 
 def test_unknown_options_are_refused_at_once() -> None:
