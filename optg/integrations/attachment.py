@@ -10,7 +10,7 @@ from torch import nn
 
 from optg.core.prunable import parameters_by_name
 from optg.core.sharding import local_piece, to_local
-from optg.methods import Method
+from optg.methods import Method, resolve
 from optg.sparsifier import Sparsifier, sparsify
 
 
@@ -40,15 +40,22 @@ class Attachment:
         """Start at the trainer's `step` of `steps`, or resume from the values of `save`."""
         self.release()
         self.first_step = 0 if saved else step
-        length: dict[str, int] = {}
-        if not {"steps", "steps_per_epoch"} & self.options.keys():
-            length["steps"] = max(2, steps - self.first_step)  # OptG cuts after the first of two; `finish` cuts if one was all
-            if epochs is not None and 1 < epochs <= length["steps"]:  # a single epoch would leave no time for a second cut
-                length["epochs"] = epochs
-        self.sparsifier = sparsify(model, optimizer, self.method, sparsity=self.target, **{**length, **self.options})
+        options: dict[str, Any] = {}
+        if self.needs_target:
+            options["sparsity"] = self.target
+            if not {"steps", "steps_per_epoch"} & self.options.keys():
+                options["steps"] = max(2, steps - self.first_step)  # OptG cuts after the first of two
+                if epochs is not None and 1 < epochs <= options["steps"]:  # in one epoch OptG would never cut
+                    options["epochs"] = epochs
+        self.sparsifier = sparsify(model, optimizer, self.method, **{**options, **self.options})
         if saved:
             self.sparsifier.load_state_dict(saved["sparsifier"])
         self.at_target = saved["at_target"] if saved else self.reached(self.sparsifier.state_dict())
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the method takes a sparsity and a length of training. One that keeps the model's zeros takes neither."""
+        return getattr(resolve(self.method)[1], "needs_target", True)
 
     def release(self) -> None:
         """Let go of the sparsifier of a run that was interrupted, without a last cut."""
@@ -65,7 +72,7 @@ class Attachment:
         assert self.sparsifier
         weights, zeros = self.sparsifier.weights, sum(row[0] for row in state["counts"])
         if self.sparsifier.method.learns_sparsity:
-            return abs(zeros / weights.size - weights.target) <= 0.01
+            return not self.needs_target or abs(zeros / weights.size - weights.target) <= 0.01
         return zeros >= int(weights.zeros(weights.target))  # type: ignore[arg-type]  # a global budget is one number
 
     def rises_to_target(self) -> bool:

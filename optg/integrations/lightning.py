@@ -69,7 +69,7 @@ class Sparsify(Attachment, Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
         if pl_module.automatic_optimization and len(trainer.optimizers) == 1:
             self.catch_up(trainer.global_step)
-        if self.sparsifier and trainer.global_step % trainer.log_every_n_steps == 0:
+        if self.sparsifier and trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
             for logger in trainer.loggers:
                 logger.log_metrics({"sparsity": self.sparsifier.sparsity}, step=trainer.global_step)
 

@@ -1,5 +1,6 @@
 """The Lightning callback, in Lightning's own Trainer."""
 
+import csv
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
@@ -113,6 +115,20 @@ def test_two_lines_make_the_model_sparse(method: str, tmp_path: Path) -> None:
     assert_sparse(model)
     assert callback.sparsifier and callback.sparsifier.clock.epochs == 6 and callback.sparsifier.clock.total == 6 * BATCHES
     assert trainer.callback_metrics["sparsity"] == pytest.approx(0.9, abs=1e-3)
+
+
+def test_loggers_follow_the_sparsity_within_an_epoch(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, version=0)
+    fit(tmp_path, Sparsify("gmp"), max_epochs=1, limit_val_batches=0, logger=logger, log_every_n_steps=2)
+    with open(tmp_path / "lightning_logs" / "version_0" / "metrics.csv") as file:
+        logged = [float(row["sparsity"]) for row in csv.DictReader(file) if row["sparsity"]]
+    assert logged == sorted(logged) and len(set(logged)) >= 3 and logged[-1] == pytest.approx(0.9, abs=1e-3)
+
+
+def test_trainers_without_extras(tmp_path: Path) -> None:
+    model = Net()
+    lightning.Trainer(max_epochs=3, barebones=True, accelerator="cpu", callbacks=[Sparsify()]).fit(model, Loader())
+    assert_sparse(model)
 
 
 def test_pytorch_lightning_works_too(tmp_path: Path) -> None:

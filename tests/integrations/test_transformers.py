@@ -10,7 +10,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
-from transformers import BertConfig, BertForSequenceClassification, EarlyStoppingCallback, Trainer, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from optg.integrations.transformers import Sparsify
 from tests.integrations.test_lightning import METHODS, assert_same, assert_sparse
@@ -38,9 +45,20 @@ def sentences() -> list[dict[str, Tensor]]:
     return [{"input_ids": row, "labels": row[0] % 2} for row in tokens]
 
 
-def train(
-    folder: Path, *callbacks: Any, resume: Any = None, model: nn.Module | None = None, data: Any = None, **options: Any
-) -> tuple[nn.Module, Trainer]:
+class Interruption(Exception):
+    pass
+
+
+class InterruptOnce(TrainerCallback):
+    step = 10
+
+    def on_step_end(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            self.step = 0
+            raise Interruption
+
+
+def train(folder: Path, *callbacks: Any, resume: Any = None, data: Any = None, **options: Any) -> tuple[nn.Module, Trainer]:
     """Evaluation gives the number of the step as "eval_step": the first evaluation is the best."""
     settings = {
         "num_train_epochs": 5,
@@ -55,11 +73,14 @@ def train(
         "greater_is_better": False,
         **options,
     }
-    model = model or tiny_bert()
     arguments = TrainingArguments(str(folder), **settings)
-    trainer = Trainer(model, arguments, train_dataset=data or sentences(), eval_dataset=sentences(), callbacks=list(callbacks))
+    model, data = tiny_bert(), data or sentences()
+    trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=sentences(), callbacks=list(callbacks))
     trainer.compute_metrics = lambda _: {"step": float(trainer.state.global_step)}
-    trainer.train(resume_from_checkpoint=resume)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except Interruption:
+        trainer.train(resume_from_checkpoint=True)
     return model, trainer
 
 
@@ -104,6 +125,13 @@ def test_a_run_resumes_bit_for_bit(method: str, bf16: bool, tmp_path: Path) -> N
     resumed, trainer = train(tmp_path, Sparsify(METHODS[method]()), resume=str(checkpoint), bf16=bf16)
     assert trainer.state.global_step == STEPS
     assert zeros(whole)
+    assert_same(whole, resumed)
+
+
+def test_the_same_trainer_resumes_after_an_interruption(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
+    whole, _ = train(tmp_path / "whole", Sparsify(), **options)
+    resumed, _ = train(tmp_path / "interrupted", Sparsify(), InterruptOnce(), **options)
     assert_same(whole, resumed)
 
 
