@@ -23,7 +23,7 @@ from optg.core.state import FirstMask, StateParts, by_name
 from optg.core.summary import LayerSummary, as_table, summarize
 from optg.core.truth import Verification, refuse_nonfinite, remove_again, verify
 from optg.core.weights import SparseWeights
-from optg.methods import Method, current_options, resolve
+from optg.methods import Method, resolve
 from optg.step import SparseStep
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ class Sparsifier:
             weights.effective, weights.soft_threshold = partial(method.effective, weights), method.soft_threshold
         weights.show_effective()
         self._step = SparseStep(name, method, weights, clock, optimizers)
-        self._step.first_mask = FirstMask(before, weights)
+        if not all(map(torch.equal, before, weights.values)):
+            self._step.first_mask = FirstMask(before, weights)
         attach(optimizers, weights.parameters)
 
     # ---- unusual steps
@@ -177,7 +178,8 @@ class Sparsifier:
         """
         self._step.leave()
         if "options" in state:
-            state = {**state, "options": current_options(self.name, state["options"])}
+            options = {self.method.renamed.get(key, key): value for key, value in state["options"].items()}
+            state = {**state, "options": options}
         self._parts.load(state, self._step.first_mask)
         self._step.first_mask = None
         self.method.set_time(self.clock)
@@ -210,8 +212,11 @@ class Sparsifier:
         refuse_nonfinite(self.weights)
         changed = remove_again(self.weights, stacklevel=4)
         changed |= reach_target(self.weights, self.method, self.name, self.clock)
-        self.detach()
-        self.weights.latent, self.method.state = None, {}
+        self._step.remove_hooks()
+        self._step.first_mask = self.weights.latent = self.weights.effective = None
+        self.weights.soft_threshold = lambda: None  # with `effective`, a reference cycle that would keep the weights alive
+        self.method.release()
+        detach(self.optimizers, self.weights.parameters)
         if changed and recalibrate is not None:
             torch.optim.swa_utils.update_bn(recalibrate, self.model)
 

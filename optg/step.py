@@ -40,24 +40,24 @@ class SparseStep:
         self.first_mask: FirstMask | None = None  # until the first step
         self.collapse = CollapseWatch(name, weights)
         self.collapse.warn(clock)
-        self.round = Round(optimizers, weights.parameters) if len(optimizers) > 1 else None
+        self.round = Round(optimizers, weights.parameters, weights.devices[0]) if len(optimizers) > 1 else None
         self.inside = False  # inside a step the parameters hold latent weights
         self.hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers]
         self.hooks += [o.register_step_post_hook(self._after_step) for o in optimizers]
 
     @torch.compiler.disable
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self.first_mask = None
         if self.method.when == "never":
             return args, kwargs
         weights, method, clock = self.weights, self.method, self.clock
         with torch.no_grad():
             self.leave()
             weights.check()
-            self.first_mask = None
             if self.round:
                 if optimizer in self.round.stepped:
                     self.end_round()
-                weights.active = self.round.layers[optimizer]
+                weights.active, weights.active_index = self.round.layers[optimizer], self.round.index[optimizer]
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer itself
             if closure:
                 with torch.enable_grad():
@@ -80,12 +80,12 @@ class SparseStep:
         with torch.no_grad():
             if self.method.freezes_dormant:
                 self.weights.show_latent()  # undo what the optimizer did to dormant weights
-            if self.round:
+            if capturing:
+                self.weights.settle()  # the host's part of the step is `advance`, after each replay
+            elif self.round:
                 self.weights.settle()
                 if self.round.add(optimizer):
                     self.end_round()
-            elif capturing:
-                self.weights.settle()  # the host's part of the step is `advance`, after each replay
             else:
                 self._end_step()
             self.inside, self.weights.active = False, None
@@ -123,7 +123,7 @@ class SparseStep:
         """Count a step that the hooks did not see: one replayed from a CUDA graph, or one that a GradScaler skipped."""
         self.leave()
         self.weights.check()
-        if self.method.due_after_update(self.clock.at(self.clock.step + 1)):
+        if self.method.due(self.clock.at(self.clock.step + 1)):
             self.weights.show_latent()
             self._end_step()
         else:

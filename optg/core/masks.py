@@ -3,8 +3,8 @@
 Adding a structure (`optg.core.structures`) therefore adds it to all methods.
 """
 
-from collections.abc import Iterable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Masks:
         shapes: list[torch.Size],
         shards: Shards | None,
         structure: Unstructured,
-        passes: ModuleType,
+        passes: Any,
     ) -> None:
         self.tensors = [torch.ones_like(v, dtype=torch.bool) for v in values]
         self.counts = torch.zeros(len(names), 3, dtype=torch.int64)  # per layer: zeros, newly removed, revived
@@ -73,10 +73,13 @@ class Masks:
         """Keep the weights whose magnitude exceeds their layer's threshold."""
         self.record(self.structure.keep_above(self.passes, self.tensors, values, thresholds))
 
-    def exchanged(self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Return masks of the layers in `grow_scores` with a share of their kept weights dropped and as many others grown.
+    def exchange(
+        self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor], on_growth: Callable[[int, Tensor], None]
+    ) -> None:
+        """In each layer with `grow_scores`, drop a share of the kept weights and grow as many others.
 
-        The kept weights of least magnitude go; of the others, those with the largest `grow_scores` come.
+        The kept weights of least magnitude go; of the others, those with the largest `grow_scores` come. `on_growth` is
+        called with each layer and its grown weights before the masks change.
         """
         layers = list(grow_scores)
         known = torch.tensor([layers, [self.sizes[layer] for layer in layers]])
@@ -87,7 +90,10 @@ class Masks:
         stay = self.top(magnitudes, zeros + moved)
         growth = {layer: grow_scores[layer].masked_fill(stays, -1.0) for layer, stays in zip(layers, stay)}
         grown = self.top(growth, sizes - moved)
-        return {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}
+        new = {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}
+        for layer, mask in new.items():
+            on_growth(layer, mask & ~self.tensors[layer])
+        self.replace(new.get(layer, mask) for layer, mask in enumerate(self.tensors))
 
     def replace(self, masks: Iterable[Tensor]) -> None:
         """Overwrite the masks of all layers."""

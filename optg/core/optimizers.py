@@ -69,9 +69,10 @@ def join(optimizers: Any) -> tuple[list[torch.optim.Optimizer], Any]:
 class Round:
     """One step of a model that several optimizers train: it ends when all have stepped, or when one steps again."""
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer], parameters: list[nn.Parameter]) -> None:
+    def __init__(self, optimizers: list[torch.optim.Optimizer], parameters: list[nn.Parameter], device: torch.device) -> None:
         owned = [{p for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
         self.layers = {o: [i for i, p in enumerate(parameters) if p in mine] for o, mine in zip(optimizers, owned)}
+        self.index = {o: torch.tensor(layers, dtype=torch.int64, device=device) for o, layers in self.layers.items()}
         self.stepped: set[torch.optim.Optimizer] = set()
 
     def add(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -37,6 +37,7 @@ class ParameterLists:
         owner = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.groups = [owner[p] for p in self.parameters]  # the parameter group of each layer
         self.active: list[int] | None = None  # with several optimizers: the layers of the one that steps now
+        self.active_index = torch.empty(0, dtype=torch.int64)  # the same on the device
         self._lr: dict[tuple[int, torch.device], Tensor] = {}
         initial = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         several = hasattr(optimizer, "optimizers") and len(set(initial)) > 1 and min(initial) > 0

@@ -52,8 +52,8 @@ def remove_again(weights: SparseWeights, stacklevel: int) -> bool:
 
 def refuse_nonfinite(weights: SparseWeights) -> None:
     """Raise if a weight is NaN or infinite. Waits once for the device."""
-    found = torch.stack([value.isfinite().all().to(weights.devices[0]) for value in weights.values])
-    broken = [name for name, finite in zip(weights.names, found.tolist()) if not finite]
+    found = torch.stack([(~value.isfinite().all()).long().to(weights.devices[0]) for value in weights.values])
+    broken = [name for name, count in zip(weights.names, weights.mask_set.total(found).tolist()) if count]  # on all ranks
     if broken:
         more = " …" if len(broken) > 3 else ""
         raise FloatingPointError(

@@ -86,7 +86,7 @@ class SparseWeights(ParameterLists):
             def effective(i: int, latent: Tensor) -> Tensor:
                 return whole(active[i], latent)
 
-            threshold = threshold and threshold._replace(thresholds=threshold.thresholds[active])
+            threshold = threshold and threshold._replace(thresholds=threshold.thresholds.index_select(0, self.active_index))
         self.passes.soften(values, masks, self.stepping(self.latent), effective, threshold)
 
     def settle(self) -> None:
@@ -106,16 +106,17 @@ class SparseWeights(ParameterLists):
 
     def mask_gradients(self, share: float = 0.0, masks: Sequence[Tensor] | None = None) -> None:
         """Leave removed weights, or those that other masks remove, with a share of their gradient."""
-        grads, masks = self.grads, masks or self.masks
-        if grads and share != 1:
+        if share != 1 and (grads := self.grads):
+            masks = masks or self.masks
             self.passes.mask(list(grads.values()), [masks[layer] for layer in grads], share)
 
     def sum_signed_gradients(self) -> Tensor:
         """Zero the gradients of removed weights, then return Σ g · sign(w) of each layer."""
         sums = torch.zeros(len(self.names), dtype=self.state_dtype, device=self.devices[0])
         if grads := self.grads:
-            masks, values = [self.masks[i] for i in grads], [self.values[i] for i in grads]
-            found = self.passes.sum_signed(list(grads.values()), masks, values, sums.dtype)
+            masks, values = self.masks, self.values
+            lists = list(grads.values()), [masks[i] for i in grads], [values[i] for i in grads]
+            found = self.passes.sum_signed(*lists, sums.dtype)
             torch._foreach_copy_([sums[i] for i in grads], found)
         return self.mask_set.total(sums)
 
@@ -151,18 +152,18 @@ class SparseWeights(ParameterLists):
 
         The kept weights of least magnitude go; those with the largest `grow_scores` come, with a clean optimizer state.
         """
-        if not grow_scores or not share:
-            return
-        new = self.mask_set.exchanged(share, self.values, grow_scores)
-        for layer, mask in new.items():
-            clear_state(self.optimizer, self.parameters[layer], mask & ~self.masks[layer])
-        self.mask_set.replace(new.get(layer, mask) for layer, mask in enumerate(self.masks))
+        if grow_scores and share:
+            self.mask_set.exchange(share, self.values, grow_scores, self.clear_state)
 
     def keep_all(self) -> None:
         """Revive every removed weight, with a clean optimizer state."""
         for layer, mask in enumerate(self.masks):
-            clear_state(self.optimizer, self.parameters[layer], ~mask)
+            self.clear_state(layer, ~mask)
         self.mask_set.replace(torch.ones_like(mask) for mask in self.masks)
+
+    def clear_state(self, layer: int, where: Tensor) -> None:
+        """Reset the optimizer's state of some weights of a layer."""
+        clear_state(self.optimizer, self.parameters[layer], self.groups[layer], where)
 
     def check(self) -> None:
         """Raise if a parameter was replaced, or if the masks were ranked from NaN. May wait for the GPU to have made them."""

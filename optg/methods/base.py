@@ -108,6 +108,11 @@ class Method:
         """Return the numbers behind `effective` if it is a soft threshold, so that all layers can be computed at once."""
         return None
 
+    def release(self) -> None:
+        """Free what was learned beside the weights: training has ended."""
+        self.state = {}
+        vars(self).pop("sgd", None)  # a ScoreSGD, whose lists are the state's
+
     def layers(self, kind: str) -> list[Tensor]:
         """Return one list of the state."""
         values = self.state[kind]

@@ -32,9 +32,8 @@ class OptG(Gradual):
 
     schedule: str = "sigmoid"
     end: float = 1.0
-    score_lr: Literal["sparsity", "weight"] | float = (
-        "sparsity"  # learning rate of the scores: Eq. 16, that of the weights, or a number
-    )
+    # learning rate of the scores: sparsity (Eq. 16), weight (that of the weights), or a number
+    score_lr: Literal["sparsity", "weight"] | float = "sparsity"
     momentum: float = 0.9  # of the scores
     dormant_decay: bool = True  # momentum and weight decay go on moving dormant weights
 

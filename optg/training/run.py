@@ -111,9 +111,10 @@ def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
         for text in (path.read_text(errors="replace"), recipe.dump(plan))
     )
     if before != now:
-        added, removed = ("; ".join(line for line in sorted(lines) if line) for lines in (now - before, before - now))
-        change = f"{added} is new" if added else f"{removed} is gone"
-        raise recipe.RecipeError(f"{folder.path} holds a run with another recipe ({change}); give another --output")
+        there, here = (", ".join(line for line in sorted(lines) if line) or "–" for lines in (before - now, now - before))
+        raise recipe.RecipeError(
+            f"{folder.path} holds a run with other settings (there: {there}; here: {here}); give another --output"
+        )
 
 
 def gather_model(setup: Setup) -> dict[str, Tensor]:
