@@ -241,13 +241,24 @@ AVERAGES = {
 @pytest.mark.parametrize("method", ["optg", "rigl"])
 def test_averages_are_sparse(method: str, average: str, norm: bool, first: bool, tmp_path: Path) -> None:
     """In any order of callbacks: the model at the end, the model that is validated, and the one in the checkpoints."""
-    callbacks = [Sparsify(METHODS[method]()), AVERAGES[average]()][:: 1 if first else -1]
+    callback = Sparsify(METHODS[method]())
+    callbacks = [callback, AVERAGES[average]()][:: 1 if first else -1]
     model, trainer = fit(tmp_path, *callbacks, ModelCheckpoint(tmp_path, save_last=True), model=Net(norm))
     assert_sparse(model)
+    assert callback.sparsifier and callback.sparsifier.clock.total == 6 * BATCHES  # SWA's extra epoch is not training
     assert trainer.callback_metrics["zeros"] >= expected_zeros(model, 0.9)
     last = Net(norm)
     last.load_state_dict(torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"])
     assert_sparse(last)
+
+
+def test_averages_are_sparse_where_only_one_thing_looks_at_them(tmp_path: Path) -> None:
+    _, trainer = fit(tmp_path, Sparsify(), EMAWeightAveraging(decay=0.9))  # validation, no checkpoints
+    assert trainer.callback_metrics["zeros"] >= expected_zeros(Net(), 0.9)
+    fit(tmp_path, Sparsify(), EMAWeightAveraging(decay=0.9), ModelCheckpoint(tmp_path, filename="last"), limit_val_batches=0)
+    saved = Net()
+    saved.load_state_dict(torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"])
+    assert_sparse(saved)
 
 
 @pytest.mark.parametrize("average", AVERAGES)
