@@ -220,6 +220,12 @@ class Sparsifier:
         if changed and recalibrate is not None:
             torch.optim.swa_utils.update_bn(recalibrate, self.model)
 
+    def detach(self) -> None:
+        """Remove the hooks and leave the model as it is, without a last cut. For a run that was interrupted."""
+        if self._step.hooks:
+            self._step.remove_hooks()
+            detach(self.optimizers, self.weights.parameters)
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "a sparsifier cannot be copied or pickled: torch copies an optimizer without its hooks, so the copy would train "

@@ -3,15 +3,15 @@
 `make test` passes --strict-skips: a test that is skipped for a reason not listed here fails the run.
 """
 
-import contextlib
 import re
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
 import torch
+
+from tests.torchvision_import import import_torchvision
 
 torch.set_num_threads(1)  # the tensors are tiny: more threads would only wait for each other
 
@@ -29,15 +29,12 @@ ACCEPTED_SKIPS = {
 
 
 @pytest.fixture(scope="session")
-def torchvision() -> Iterator[ModuleType]:
-    """Return torchvision's models. Its compiled part is missing next to a CPU build of torch, so declare its two operations."""
+def torchvision() -> ModuleType:
+    """Return torchvision's models."""
     if not find_spec("torchvision"):
         pytest.skip("torchvision is not installed")
-    with contextlib.suppress(RuntimeError):  # they exist already
-        library = torch.library.Library("torchvision", "DEF")
-        for missing in ("nms", "qnms"):
-            library.define(f"{missing}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    yield import_module("torchvision.models")
+    import_torchvision()
+    return import_module("torchvision.models")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,1 @@
+"""Callbacks for other packages' trainers. Import the module of your trainer; each needs its own package only."""

@@ -1,0 +1,104 @@
+"""What the callbacks share: attach to a trainer's model, resume, notice the target sparsity, mask what came back."""
+
+import warnings
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from optg.core.prunable import parameters_by_name
+from optg.core.sharding import local_piece, to_local
+from optg.methods import Method, resolve
+from optg.sparsifier import Sparsifier, sparsify
+
+
+class Attachment:
+    """A sparsifier for one training run of a trainer. `sparsifier` is None until training starts.
+
+    Args:
+        method, sparsity, options: as for `optg.sparsify`. The length of training comes from the trainer unless it is given.
+    """
+
+    def __init__(self, method: str | Method = "optg", sparsity: float = 0.9, **options: Any) -> None:
+        signature(sparsify).bind(None, None, method, sparsity=sparsity, **options)  # an unknown option raises now
+        self.method, self.target, self.options = method, sparsity, options
+        self.sparsifier: Sparsifier | None = None
+        self.at_target = False  # at the last look; a rise to the target makes earlier scores of the model worthless
+        self.first_step = 0  # the trainer's step when the sparsifier's clock was at 0
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        step: int,
+        steps: int,
+        epochs: int | None,
+        saved: dict[str, Any] | None,
+    ) -> None:
+        """Start at the trainer's `step` of `steps`, or resume from the values of `save`."""
+        self.release()
+        self.first_step = 0 if saved else step
+        options: dict[str, Any] = {}
+        if self.needs_target:
+            options["sparsity"] = self.target
+            if not {"steps", "steps_per_epoch"} & self.options.keys():
+                options["steps"] = max(2, steps - self.first_step)  # OptG cuts after the first of two
+                if epochs is not None and 1 < epochs <= options["steps"]:  # in one epoch OptG would never cut
+                    options["epochs"] = epochs
+        self.sparsifier = sparsify(model, optimizer, self.method, **{**options, **self.options})
+        if saved:
+            self.sparsifier.load_state_dict(saved["sparsifier"])
+        self.at_target = saved["at_target"] if saved else self.reached(self.sparsifier.state_dict())
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the method takes a sparsity and a length of training. One that keeps the model's zeros takes neither."""
+        return getattr(resolve(self.method)[1], "needs_target", True)
+
+    def release(self) -> None:
+        """Let go of the sparsifier of a run that was interrupted, without a last cut."""
+        if self.sparsifier:
+            self.sparsifier.detach()
+            self.sparsifier = None
+
+    def save(self) -> dict[str, Any]:
+        """Return what `attach` needs to resume."""
+        return {"sparsifier": self.sparsifier.state_dict(), "at_target": self.at_target} if self.sparsifier else {}
+
+    def reached(self, state: dict[str, Any]) -> bool:
+        """Return whether the masks of a sparsifier state have the target sparsity. A learned sparsity may be off by 0.01."""
+        assert self.sparsifier
+        weights, zeros = self.sparsifier.weights, sum(row[0] for row in state["counts"])
+        if self.sparsifier.method.learns_sparsity:
+            return not self.needs_target or abs(zeros / weights.size - weights.target) <= 0.01
+        return zeros >= int(weights.zeros(weights.target))  # type: ignore[arg-type]  # a global budget is one number
+
+    def rises_to_target(self) -> bool:
+        """Return whether the target sparsity was reached since the last call. Waits for the device."""
+        assert self.sparsifier
+        before, self.at_target = self.at_target, self.reached({"counts": self.sparsifier.weights.counts.tolist()})
+        return self.at_target and not before
+
+    def catch_up(self, step: int) -> None:
+        """Count the steps that the trainer took and the optimizer did not: a GradScaler skips steps that overflow."""
+        while self.sparsifier and self.first_step + self.sparsifier.clock.step < step:
+            self.sparsifier.advance()
+
+    @torch.no_grad()
+    def mask_again(self, model: nn.Module, cause: str) -> None:
+        """Remove again the weights that something has brought back, and warn. Looks weights up by name, on any device."""
+        if not self.sparsifier:
+            return
+        parameters, came_back = parameters_by_name(model), {}
+        for name, mask in self.sparsifier.masks.items():
+            values = to_local(parameters[name])
+            came_back[name] = int(values[~local_piece(parameters[name], mask).to(values.device)].count_nonzero())
+        if total := sum(came_back.values()):
+            worst = max(came_back, key=lambda name: came_back[name])
+            self.sparsifier.apply_masks(model)
+            warnings.warn(
+                f"{cause} brought back {total} removed weights, {came_back[worst]} of them in {worst}; they are removed again",
+                stacklevel=3,
+            )
