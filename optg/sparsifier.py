@@ -20,6 +20,7 @@ from optg.core.amp import return_loss, unscale
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
 from optg.core.clock import Clock
+from optg.core.coverage import warn_of_coverage
 from optg.core.probe import Loss, Probe
 from optg.core.prunable import Pattern, as_patterns, find_axes, find_prunable
 from optg.core.refusals import refuse_optimizer, refuse_parameters, refuse_sparsity
@@ -64,8 +65,10 @@ def sparsify(
     refuse_optimizer(optimizer, type(chosen).__name__, chosen.needs_minimization)
     if optimizer in ATTACHED:
         raise ValueError("this optimizer has a sparsifier already; call its finish() first")
-    parameters = find_prunable(model, None if include is None else as_patterns(include), as_patterns(exclude))
+    chosen_patterns = None if include is None else as_patterns(include), as_patterns(exclude)
+    parameters = find_prunable(model, *chosen_patterns)
     refuse_parameters(parameters, optimizer)
+    warn_of_coverage(model, parameters, *chosen_patterns)
     weights = SparseWeights(parameters, optimizer, float(sparsity), find_axes(model, parameters))
     return Sparsifier(name, chosen, weights, Clock(epochs, steps_per_epoch), Probe(model, loss, batches))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from optg.core.prunable import Axes
+from optg.core.layer_kinds import Axes
 from optg.core.weights import SparseWeights
 
 if TYPE_CHECKING:

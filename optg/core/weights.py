@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from optg.core.budgets import layer_zeros
+from optg.core.layer_kinds import Axes
 from optg.core.masks import Masks
 from optg.core.optimizer_state import clear_state
 from optg.core.passes import choose
 from optg.core.passes.reference import SoftThreshold
-from optg.core.prunable import Axes
 from optg.core.ranking import Zeros
 from optg.core.sharding import find_shards, is_dtensor, local_piece, to_local, with_layout_of
 from optg.core.structures import STRUCTURES
