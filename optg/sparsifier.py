@@ -6,6 +6,7 @@ The model is untouched. All work happens in the optimizer's own step hooks:
     post-hook    latent <- parameters; clock += 1; the method may change the mask; parameters <- effective
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
@@ -15,15 +16,15 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from optg.core.alarms import CollapseWatch, warn_if_far, warn_of_last_cut
+from optg.core.alarms import CollapseWatch, describe_zeros, warn_if_far, warn_of_last_cut
 from optg.core.amp import return_loss, unscale
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
-from optg.core.clock import Clock
+from optg.core.clock import ENDLESS, Clock
 from optg.core.coverage import warn_of_coverage
 from optg.core.probe import Loss, Probe
 from optg.core.prunable import Pattern, as_patterns, find_axes, find_prunable
-from optg.core.refusals import refuse_optimizer, refuse_parameters, refuse_sparsity
+from optg.core.refusals import refuse_optimizer, refuse_parameters, refuse_sparsity, refuse_target
 from optg.core.state import FirstMask, StateParts, by_name
 from optg.core.summary import LayerSummary, as_table, summarize
 from optg.core.weights import SparseWeights
@@ -40,9 +41,9 @@ def sparsify(
     optimizer: torch.optim.Optimizer,
     method: str | Method = "optg",
     *,
-    sparsity: float,
-    epochs: int,
-    steps_per_epoch: int,
+    sparsity: float | None = None,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
     include: Pattern | Iterable[Pattern] | None = None,
     exclude: Pattern | Iterable[Pattern] = (),
     loss: Loss | None = None,
@@ -53,6 +54,7 @@ def sparsify(
     Args:
         method: a name from `optg.methods.METHODS`, or an instance of a method with options of its own.
         sparsity: the share of weights to remove, 0 ≤ sparsity < 1. Exactly ⌈sparsity · N⌉ of N weights will be 0.
+            Every method but "keep" needs it, and the length of training.
         epochs, steps_per_epoch: the length of training; `steps_per_epoch` counts calls of `optimizer.step()`.
         include: prune only these weights, given as module classes or shell patterns for names ("encoder.*"). By default all
             trained weights of linear, convolution and attention layers.
@@ -60,8 +62,10 @@ def sparsify(
         loss, batches: for methods that prune before training: the loss as a function of the model and a batch, and an
             iterable of batches, such as the training loader, of which only the first ones are used.
     """
-    refuse_sparsity(sparsity)
     name, chosen = resolve(method)
+    refuse_target(name, chosen.needs_target, sparsity=sparsity, epochs=epochs, steps_per_epoch=steps_per_epoch)
+    target = 0.0 if sparsity is None else sparsity
+    refuse_sparsity(target)
     refuse_optimizer(optimizer, type(chosen).__name__, chosen.needs_minimization)
     if optimizer in ATTACHED:
         raise ValueError("this optimizer has a sparsifier already; call its finish() first")
@@ -69,8 +73,9 @@ def sparsify(
     parameters = find_prunable(model, *chosen_patterns)
     refuse_parameters(parameters, optimizer)
     warn_of_coverage(model, parameters, *chosen_patterns)
-    weights = SparseWeights(parameters, optimizer, float(sparsity), find_axes(model, parameters))
-    return Sparsifier(name, chosen, weights, Clock(epochs, steps_per_epoch), Probe(model, loss, batches))
+    weights = SparseWeights(parameters, optimizer, float(target), find_axes(model, parameters))
+    clock = Clock(1 if epochs is None else epochs, ENDLESS if steps_per_epoch is None else steps_per_epoch)
+    return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches))
 
 
 class Sparsifier:
@@ -81,6 +86,7 @@ class Sparsifier:
         self.name, self.method, self.weights, self.clock = name, method, weights, clock
         self.optimizer = optimizer = weights.optimizer
         before = [v.clone() for v in weights.values]
+        self._zeros_found = describe_zeros(weights) if method.needs_target else None  # warned of at the first step
         method.prepare(weights, clock, probe)
         method.set_time(clock)
         if method.keeps_pruned:
@@ -99,6 +105,9 @@ class Sparsifier:
 
     @torch.compiler.disable
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if self._zeros_found:
+            warnings.warn(self._zeros_found, stacklevel=4)
+            self._zeros_found = None
         if self.method.when == "never":
             return args, kwargs
         weights, method, clock = self.weights, self.method, self.clock
@@ -199,7 +208,7 @@ class Sparsifier:
 
     def summary(self) -> "Table":
         """Return `layers()` as a table to print: `rich.print(sparsifier.summary())`."""
-        return as_table(self.layers(), f"{self.name}, step {self.clock.step} of {self.clock.total}")
+        return as_table(self.layers(), f"{self.name}, {self.clock.position}")
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -234,7 +243,7 @@ class Sparsifier:
         if "options" in state:
             state = {**state, "options": current_options(self.name, state["options"])}
         self._parts.load(state, self._first_mask)
-        self._first_mask = None
+        self._first_mask = self._zeros_found = None
         self.method.set_time(self.clock)
         self.weights.show_effective()
 
@@ -250,7 +259,9 @@ class Sparsifier:
             return
         weights = self.weights
         weights.check()
-        if self.method.learns_sparsity:
+        if not self.method.needs_target:
+            pass  # the sparsity is that of the given model
+        elif self.method.learns_sparsity:
             warn_if_far(weights, self.name, str(self.method))
         elif int(weights.counts[:, 0].sum()) != weights.zeros(weights.target):
             warn_of_last_cut(weights, self.clock)
@@ -271,5 +282,5 @@ class Sparsifier:
         )
 
     def __repr__(self) -> str:
-        progress = f"sparsity {self.sparsity:.4f} of {self.weights.target}, step {self.clock.step} of {self.clock.total}"
-        return f"Sparsifier({self.method}, {progress})"
+        target = f" of {self.weights.target}" if self.method.needs_target else ""
+        return f"Sparsifier({self.method}, sparsity {self.sparsity:.4f}{target}, {self.clock.position})"

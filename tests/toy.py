@@ -36,3 +36,14 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor
     loss.backward()
     optimizer.step()
     return loss.item()
+
+
+def goal(method: str, model: nn.Module, sparsity: float) -> dict[str, float]:
+    """Return the sparsity to ask of a method as an argument. `keep` asks for none: the model is made sparse before."""
+    if method != "keep":
+        return {"sparsity": 0.0 if method == "dense" else sparsity}
+    for p in model.parameters():
+        if p.ndim > 1:
+            magnitude = p.detach().abs().double()
+            p.data[magnitude < magnitude.quantile(sparsity)] = 0.0
+    return {}

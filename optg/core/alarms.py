@@ -21,9 +21,23 @@ class CollapseWatch:
             if count == shape.numel() and name not in self.known:
                 self.known.add(name)
                 warnings.warn(
-                    f"layer collapse: {self.method} has removed all {count} weights of {name} at step {clock.step}",
+                    f"layer collapse: {self.method} has removed all {count} weights of {name} at step {clock.step}. "
+                    "sparsify(..., floor=0.02) keeps 2 % of every layer",
                     stacklevel=6,
                 )
+
+
+def describe_zeros(weights: SparseWeights) -> str | None:
+    """Return a warning if over 10 % of the weights are exactly 0 before training; layers that are all 0 do not count."""
+    layers = [(n, shape.numel()) for n, shape in zip(weights.count_nonzero().tolist(), weights.shapes) if n]
+    share = 1 - sum(n for n, _ in layers) / max(1, sum(size for _, size in layers))
+    if share <= 0.1:
+        return None
+    return (
+        f"{share:.0%} of the weights were exactly 0 before training: the model is sparse already. To keep its zeros, use "
+        "method='keep'; to continue an interrupted run, load the sparsifier's state; otherwise go on, and they will be "
+        "trained like any other weight"
+    )
 
 
 def warn_if_far(weights: SparseWeights, method: str, options: str) -> None:

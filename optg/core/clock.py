@@ -3,6 +3,8 @@
 import warnings
 from dataclasses import dataclass, field, replace
 
+ENDLESS = 2**62  # steps of a run whose length nobody announced
+
 
 @dataclass
 class Clock:
@@ -33,6 +35,11 @@ class Clock:
     @property
     def total(self) -> int:
         return self.epochs * self.steps_per_epoch
+
+    @property
+    def position(self) -> str:
+        """The steps taken in words, for messages: "step 3 of 20"."""
+        return f"step {self.step}" + (f" of {self.total}" if self.total < ENDLESS else "")
 
     @property
     def announced(self) -> str:

@@ -162,7 +162,7 @@ def warn_of_computed_weights(computed: dict[str, nn.Module], include: Sequence[P
         warnings.warn(
             f"{', '.join(sorted(dense)[:3])}{' …' if len(dense) > 3 else ''} stay dense: their weights are computed from "
             "other parameters at every call (weight_norm, parametrizations, weight standardization). Remove the "
-            "parametrization first, or leave these layers out with `exclude`",
+            "parametrization or use plain layers instead, or leave these layers out with `exclude`",
             stacklevel=4,
         )
 

@@ -16,6 +16,14 @@ def refuse_sparsity(sparsity: float) -> None:
         raise ValueError(f"sparsity is {sparsity!r}; expected the share of weights to remove, at least 0 and below 1")
 
 
+def refuse_target(method: str, needed: bool, **given: float | None) -> None:
+    """Raise if a method lacks its sparsity or its length of training, or got a sparsity that it cannot use."""
+    if needed and (missing := [name for name, value in given.items() if value is None]):
+        raise TypeError(f"{method} needs {' and '.join(f'`{name}=`' for name in missing)}; only method='keep' does not")
+    if not needed and given["sparsity"] is not None:
+        raise ValueError(f"{method} keeps the zeros that the model has; leave out `sparsity`, here {given['sparsity']}")
+
+
 def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimization: bool) -> None:
     for kind, reason in REFUSED.items():
         if isinstance(optimizer, kind):

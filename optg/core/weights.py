@@ -212,6 +212,10 @@ class SparseWeights:
             clear_state(self.optimizer, self.parameters[layer], mask & ~self.masks[layer])
         self.mask_set.replace(new.get(layer, mask) for layer, mask in enumerate(self.masks))
 
+    def count_nonzero(self) -> Tensor:
+        """Return how many values of each layer are not 0."""
+        return self.mask_set.total(torch.stack([v.count_nonzero().to(self.devices[0]) for v in self.values]))
+
     def keep_all(self) -> None:
         """Revive every removed weight, with a clean optimizer state."""
         for layer, mask in enumerate(self.masks):

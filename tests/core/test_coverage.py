@@ -29,7 +29,8 @@ def model_with_raw_weights() -> nn.Module:
 
 def test_the_warning_names_share_layers_and_the_include_that_takes_them():
     message = (
-        r"covers 5% of the matrix weights \(100 of 1,900\)\. These stay dense: blocks\.0\.mix \(900\), blocks\.1\.mix \(900\)\. "
+        r"covers 5% of the matrix weights \(100 of 1,900\)\. "
+        r"These stay dense: blocks\.0\.mix \(900\), blocks\.1\.mix \(900\)\. "
         r"To prune them too, pass include=\[\.\.\., 'blocks\.\*\.mix'\]"
     )
     with pytest.warns(UserWarning, match=message) as caught:

@@ -13,7 +13,7 @@ from optg.core.masks import keep_top
 from optg.core.passes import reference
 from optg.core.passes.reference import SoftThreshold
 from optg.methods import METHODS, Method
-from tests.toy import entropy
+from tests.toy import entropy, goal
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not torch.cuda.is_available() and not INTERPRETED:
@@ -226,8 +226,8 @@ def train(
     if hasattr(METHODS[method], "every"):
         options = {"every": 2}
     sparsifier = optg.sparsify(
-        model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=4, steps_per_epoch=steps // 4,
-        loss=entropy, batches=[batch] * 20,
+        model, optimizer, METHODS[method](**options), epochs=4, steps_per_epoch=steps // 4, loss=entropy, batches=[batch] * 20,
+        **goal(method, model, 0.8),
     )  # fmt: skip
     assert sparsifier.weights.passes is (reference if plain else fused)
     for _ in range(steps):
