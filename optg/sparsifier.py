@@ -22,6 +22,7 @@ from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
 from optg.core.clock import ENDLESS, Clock
 from optg.core.coverage import warn_of_coverage
+from optg.core.floors import Floor
 from optg.core.probe import Loss, Probe
 from optg.core.prunable import Pattern, as_patterns, find_axes, find_prunable
 from optg.core.refusals import refuse_optimizer, refuse_parameters, refuse_sparsity, refuse_target
@@ -46,6 +47,8 @@ def sparsify(
     steps_per_epoch: int | None = None,
     include: Pattern | Iterable[Pattern] | None = None,
     exclude: Pattern | Iterable[Pattern] = (),
+    floor: float = 0.0,
+    floor_by: str = "part",
     loss: Loss | None = None,
     batches: Iterable[Any] | None = None,
 ) -> "Sparsifier":
@@ -56,9 +59,12 @@ def sparsify(
         sparsity: the share of weights to remove, 0 ≤ sparsity < 1. Exactly ⌈sparsity · N⌉ of N weights will be 0.
             Every method but "keep" needs it, and the length of training.
         epochs, steps_per_epoch: the length of training; `steps_per_epoch` counts calls of `optimizer.step()`.
-        include: prune only these weights, given as module classes or shell patterns for names ("encoder.*"). By default all
-            trained weights of linear, convolution and attention layers.
+        include: prune only these weights, given as module classes or shell patterns for names ("encoder.*"). `...` stands for
+            the default: all trained weights of linear, convolution, attention and recurrent layers, experts, and classes
+            given to `optg.prunable`.
         exclude: do not prune these weights, given in the same way.
+        floor, floor_by: the share of its weights that each part of a layer keeps at least (`floor_by="part"`: an LSTM's gate,
+            an expert, most often the whole layer), or each output neuron (`floor_by="output"`).
         loss, batches: for methods that prune before training: the loss as a function of the model and a batch, and an
             iterable of batches, such as the training loader, of which only the first ones are used.
     """
@@ -73,7 +79,10 @@ def sparsify(
     parameters = find_prunable(model, *chosen_patterns)
     refuse_parameters(parameters, optimizer)
     warn_of_coverage(model, parameters, *chosen_patterns)
-    weights = SparseWeights(parameters, optimizer, float(target), find_axes(model, parameters))
+    limit = Floor(floor, floor_by) if floor else None
+    if limit and not chosen.needs_target:
+        raise ValueError(f"{name} keeps the zeros that the model has; leave out `floor`")
+    weights = SparseWeights(parameters, optimizer, float(target), find_axes(model, parameters), limit)
     clock = Clock(1 if epochs is None else epochs, ENDLESS if steps_per_epoch is None else steps_per_epoch)
     return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches))
 

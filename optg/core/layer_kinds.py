@@ -84,7 +84,7 @@ def default_axes(owner: Owner, p: Tensor) -> Axes | None:
     if owner.key == "gain":
         return None
     if (registered := registered_axes(module)) is not None:
-        return registered
+        return registered if p.ndim > max(registered.output, registered.input) else None
     if isinstance(module, _ConvTransposeNd) or is_input_first(module):
         return Axes(output=1, input=0)
     if isinstance(module, nn.MultiheadAttention):

@@ -9,6 +9,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from optg.core.floors import Floor
+from optg.core.layer_kinds import Axes
 from optg.core.nan_watch import NanWatch
 from optg.core.passes import choose, reference
 from optg.core.ranking import Zeros, refuse_nan
@@ -43,6 +45,8 @@ class Masks:
         shards: Shards | None,
         structure: Unstructured,
         passes: ModuleType,
+        floor: Floor | None = None,
+        axes: Sequence[Axes] = (),
     ) -> None:
         self.tensors = [torch.ones_like(v, dtype=torch.bool) for v in values]
         self.counts = torch.zeros(len(names), 3, dtype=torch.int64)  # per layer: zeros, newly removed, revived
@@ -50,27 +54,40 @@ class Masks:
         self.shards = shards
         self.structure = structure
         self.passes = passes
+        self.floor, self.axes = floor, axes
+        self.least = list(map(floor.kept, shapes, axes)) if floor else [0] * len(names)  # weights that each layer keeps
         self.nan_watch = NanWatch()
 
     def cut(self, scores: Sequence[Tensor], zeros: Zeros) -> Tensor:
         """Remove the smallest scores. Return the threshold of each layer, its largest removed score."""
         self.nan_watch.reports.clear()  # they were about the masks that go now
-        units = self.structure.unit_scores(scores)
+        units = self.structure.unit_scores(self.protect(dict(enumerate(scores))))
         cuts = self.passes.select(units, zeros, self.shards)
         self.nan_watch.add(cuts.nan, self.names)
         self.record(self.structure.write(self.passes, self.tensors, units, cuts, self.shards))
         return cuts.values.expand(len(scores))
 
-    def top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
-        """Return masks of some layers that remove the smallest of these scores; the masks in use stay as they are."""
+    def protect(self, scores: dict[int, Tensor]) -> list[Tensor]:
+        """Return the scores of some layers, raised to infinity where the floor protects weights."""
+        if self.floor is None:
+            return list(scores.values())
+        return [self.floor.raise_scores(score, self.axes[layer]) for layer, score in scores.items()]
+
+    def top(self, scores: dict[int, Tensor], zeros: Zeros, protect: bool = False) -> list[Tensor]:
+        """Return masks of some layers that remove the smallest of these scores; the masks in use stay as they are.
+
+        With `protect`, the floor holds in these masks too.
+        """
         shards = self.shards and self.shards.of(list(scores))
-        units = self.structure.unit_scores(list(scores.values()))
+        units = self.structure.unit_scores(self.protect(scores) if protect else list(scores.values()))
         cuts = self.passes.select(units, zeros, shards)
         self.nan_watch.add(cuts.nan, [self.names[layer] for layer in scores])
         return self.structure.new(self.passes, units, cuts, shards)
 
     def keep_above(self, values: list[Tensor], thresholds: Tensor) -> None:
         """Keep the weights whose magnitude exceeds their layer's threshold."""
+        if self.floor:
+            values = self.protect({layer: value.abs() for layer, value in enumerate(values)})
         self.record(self.structure.keep_above(self.passes, self.tensors, values, thresholds))
 
     def exchanged(self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -79,12 +96,14 @@ class Masks:
         The kept weights of least magnitude go; of the others, those with the largest `grow_scores` come.
         """
         layers = list(grow_scores)
-        known = torch.tensor([layers, [self.sizes[layer] for layer in layers]])
-        index, sizes = known.to(self.counts.device, non_blocking=True)
+        known = torch.tensor([layers, [self.sizes[layer] for layer in layers], [self.least[layer] for layer in layers]])
+        index, sizes, least = known.to(self.counts.device, non_blocking=True)
         zeros = self.counts[index, 0]
         moved = (share * (sizes - zeros).double()).long()
+        if self.floor:
+            moved = moved.minimum(sizes - zeros - least).clamp(min=0)
         magnitudes = {layer: values[layer].abs().where(self.tensors[layer], -1.0) for layer in layers}
-        stay = self.top(magnitudes, zeros + moved)
+        stay = self.top(magnitudes, zeros + moved, protect=True)
         growth = {layer: grow_scores[layer].masked_fill(stays, -1.0) for layer, stays in zip(layers, stay)}
         grown = self.top(growth, sizes - moved)
         return {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}

@@ -30,12 +30,14 @@ class StateParts(NamedTuple):
 
     def identity(self) -> dict[str, Any]:
         """Return what a state must have in common with the sparsifier that loads it."""
+        floor = self.weights.mask_set.floor
         return {
             "method": self.method,
             "options": self.options,
             "sparsity": self.weights.target,
             "epochs": self.clock.epochs,
             "steps_per_epoch": self.clock.steps_per_epoch,
+            **({"floor": floor.share, "floor_by": floor.by} if floor else {}),
         }
 
     def save(self) -> dict[str, Any]:
@@ -69,6 +71,9 @@ def refuse_misfit(
     state: dict[str, Any], current: dict[str, Any], identity: dict[str, Any], learned: dict[str, Tensors]
 ) -> None:
     """Raise unless a saved state fits this sparsifier. The dicts of a method may hold any names."""
+    if "floor" in (state.keys() ^ identity.keys()):
+        saved, here = ("a" if "floor" in keys else "no" for keys in (state, identity))
+        raise ValueError(f"the state was saved with {saved} floor, here there is {here} floor; expected the same")
     if missing := [key for key in current if key not in state]:
         raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
     for key, value in identity.items():

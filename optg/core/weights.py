@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from optg.core.budgets import layer_zeros
+from optg.core.floors import Floor
 from optg.core.layer_kinds import Axes
 from optg.core.masks import Masks
 from optg.core.optimizer_state import clear_state
@@ -34,6 +35,7 @@ class SparseWeights:
         optimizer: torch.optim.Optimizer,
         target: float,
         axes: list[Axes] | None = None,
+        floor: Floor | None = None,
     ) -> None:
         self.names = list(parameters)
         self.axes = axes or [Axes()] * len(parameters)
@@ -51,7 +53,9 @@ class SparseWeights:
         self.groups = [owner[p] for p in self.parameters]  # the parameter group of each layer
         self.passes = choose(self.values)
         self.structure = STRUCTURES["unstructured"]
-        self.mask_set = Masks(self.values, self.names, self.shapes, self.shards, self.structure, self.passes)
+        self.mask_set = Masks(self.values, self.names, self.shapes, self.shards, self.structure, self.passes, floor, self.axes)
+        if floor:
+            floor.refuse(self.names, self.shapes, self.axes, target, self.shards)
         self.latent: list[Tensor] | None = None  # of dormant weights; of all weights if `effective` is set
         self.effective: Callable[[int, Tensor], Tensor] | None = None  # (layer, latent) -> effective, before the mask
         self.soft_threshold: Callable[[], SoftThreshold | None] = lambda: None  # the same function, if it is a soft threshold
@@ -142,6 +146,9 @@ class SparseWeights:
             self.passes.mask(self.values, self.masks)
         else:
             self.passes.soften(self.values, self.masks, self.latent, self.effective, self.soft_threshold())
+            if self.mask_set.floor:  # protected weights may lie below the threshold: they show their latent value
+                for value, mask, latent in zip(self.values, self.masks, self.latent):
+                    torch.where(mask & (value == 0), latent, value, out=value)
 
     def settle(self) -> None:
         """Store the latent weights that the optimizer left in the parameters, then show the effective ones."""
@@ -187,9 +194,9 @@ class SparseWeights:
         if budget == "global":
             return self.structure.zeros(sparsity, self.size)
         if budget != "magnitude":
-            return layer_zeros(budget, self.shapes, sparsity)
+            return layer_zeros(budget, self.shapes, sparsity, self.mask_set.least)
         magnitudes = {i: v.abs() for i, v in enumerate(self.values)}
-        masks = self.keep_top(magnitudes, self.structure.zeros(sparsity, self.size))
+        masks = self.mask_set.top(magnitudes, self.structure.zeros(sparsity, self.size), protect=True)
         return self.mask_set.total(torch.stack([(~mask).count_nonzero() for mask in masks]))
 
     def keep_top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
