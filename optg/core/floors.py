@@ -76,7 +76,7 @@ class Floor:
         """Raise if the floor leaves no room for the sparsity, or if FSDP2 has split a group over processes."""
         size = sum(shape.numel() for shape in shapes)
         room, protected = size - zeros_at(target, size), sum(map(self.kept, shapes, axes))
-        if self.share > 1 - target or protected > room:
+        if protected > room:  # always so if the floor is above 1 − P
             raise ValueError(
                 f"floor={self.share} by {self.by} protects {protected:,} of {size:,} weights, but sparsity {target} keeps only "
                 f"{room:,}; expected a floor of at most {1 - target:.4g}, and less where groups are small, for each keeps at "

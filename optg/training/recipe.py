@@ -23,6 +23,7 @@ class Recipe:
     data: str = "digits"  # digits, cifar10, cifar100, imagenet, synthetic or package.module:function
     folder: str | None = None  # folder that holds the dataset's files; None: ./data
     sparsity: float = 0.95  # fraction of the weights to remove
+    floor: float | None = None  # fraction of its weights that every part of a layer keeps at least
     epochs: int = 25  # epochs to train
     batch_size: int = 64  # images per optimizer step, over all GPUs together
     seed: int = 0  # seed of all random numbers
@@ -167,6 +168,7 @@ def check(recipe: Recipe, where: str) -> Recipe:
     """Return the recipe if all its values are valid; else raise an error that names the first invalid one."""
     limits = {
         "sparsity": (recipe.sparsity >= 0 and recipe.sparsity < 1, "at least 0 and below 1"),
+        "floor": (recipe.floor is None or 0 < recipe.floor < 1, "above 0 and below 1, or none"),
         "epochs": (recipe.epochs >= 1, "at least 1"),
         "batch_size": (recipe.batch_size >= 1, "at least 1"),
         "lr": (0 < recipe.lr < float("inf"), "above 0"),

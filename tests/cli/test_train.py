@@ -52,6 +52,9 @@ def test_help_shows_every_flag(monkeypatch, capsys):
         (["--minutes", "0"], "--minutes is 0.0; expected a number above 0"),
         (["--parallel", "ddp"], "--parallel ddp needs torchrun"),
         (["--method", "dense", "--sparsity", "0.5"], "dense training removes nothing"),
+        (["--method", "keep", "--sparsity", "0.5"], "keep keeps the zeros that the model has; leave out `sparsity`"),
+        (["--floor", "0.2"], "floor=0.2 by part protects"),
+        (["--floor", "1.5"], "floor is 1.5; expected above 0 and below 1"),
     ],
 )
 def test_bad_input_gets_one_clear_message_and_no_folder(args, message, tmp_path, monkeypatch, capsys):

@@ -206,6 +206,12 @@ def test_bad_floors_are_refused(options, message):
         attach(**{"method": "gmp", "model": convnet(), **options})
 
 
+def test_a_floor_of_exactly_the_kept_share_is_fine():
+    weights = make_weights(["linear"], Floor(0.5), target=0.5)
+    weights.cut([torch.rand(4, 6)], 0.5)
+    assert floor_holds(weights, Floor(0.5))
+
+
 def test_the_state_knows_the_floor():
     plain, floored = (attach("gmp", convnet(), **options)[1] for options in ({}, {"floor": 0.02}))
     assert "floor" not in plain.state_dict() and floored.state_dict()["floor"] == 0.02
