@@ -6,7 +6,6 @@ The model is untouched. All work happens in the optimizer's own step hooks:
     post-hook    latent <- parameters; clock += 1; the method may change the mask; parameters <- effective
 """
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
@@ -16,7 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from optg.core.alarms import CollapseWatch, describe_zeros, warn_if_far, warn_of_last_cut
+from optg.core.alarms import CollapseWatch, ZerosWatch, warn_if_far, warn_of_last_cut
 from optg.core.amp import return_loss, unscale
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
@@ -27,7 +26,7 @@ from optg.core.probe import Loss, Probe
 from optg.core.prunable import Pattern, as_patterns, find_axes, find_prunable
 from optg.core.refusals import refuse_optimizer, refuse_parameters, refuse_sparsity, refuse_target
 from optg.core.state import FirstMask, StateParts, by_name
-from optg.core.summary import LayerSummary, as_table, summarize
+from optg.core.summary import LayerSummary, as_table, describe_progress, summarize
 from optg.core.weights import SparseWeights
 from optg.methods import Method, current_options, resolve
 
@@ -82,7 +81,9 @@ def sparsify(
     limit = Floor(floor, floor_by) if floor else None
     if limit and not chosen.needs_target:
         raise ValueError(f"{name} keeps the zeros that the model has; leave out `floor`")
-    weights = SparseWeights(parameters, optimizer, float(target), find_axes(model, parameters), limit)
+    weights = SparseWeights(parameters, optimizer, float(target), find_axes(model, parameters))
+    if limit:
+        weights.mask_set.set_floor(limit, weights.axes, weights.target)
     clock = Clock(1 if epochs is None else epochs, ENDLESS if steps_per_epoch is None else steps_per_epoch)
     return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches))
 
@@ -95,7 +96,7 @@ class Sparsifier:
         self.name, self.method, self.weights, self.clock = name, method, weights, clock
         self.optimizer = optimizer = weights.optimizer
         before = [v.clone() for v in weights.values]
-        self._zeros_found = describe_zeros(weights) if method.needs_target else None  # warned of at the first step
+        self._zeros = ZerosWatch(weights, expected=not method.needs_target)
         method.prepare(weights, clock, probe)
         method.set_time(clock)
         if method.keeps_pruned:
@@ -114,9 +115,7 @@ class Sparsifier:
 
     @torch.compiler.disable
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if self._zeros_found:
-            warnings.warn(self._zeros_found, stacklevel=4)
-            self._zeros_found = None
+        self._zeros.warn()
         if self.method.when == "never":
             return args, kwargs
         weights, method, clock = self.weights, self.method, self.clock
@@ -252,7 +251,8 @@ class Sparsifier:
         if "options" in state:
             state = {**state, "options": current_options(self.name, state["options"])}
         self._parts.load(state, self._first_mask)
-        self._first_mask = self._zeros_found = None
+        self._first_mask = None
+        self._zeros.dismiss()
         self.method.set_time(self.clock)
         self.weights.show_effective()
 
@@ -266,13 +266,10 @@ class Sparsifier:
         self._leave_step()
         if not self._hooks:
             return
-        weights = self.weights
-        weights.check()
-        if not self.method.needs_target:
-            pass  # the sparsity is that of the given model
-        elif self.method.learns_sparsity:
+        (weights := self.weights).check()
+        if self.method.learns_sparsity and self.method.needs_target:
             warn_if_far(weights, self.name, str(self.method))
-        elif int(weights.counts[:, 0].sum()) != weights.zeros(weights.target):
+        elif not self.method.learns_sparsity and int(weights.counts[:, 0].sum()) != weights.zeros(weights.target):
             warn_of_last_cut(weights, self.clock)
             weights.show_latent()
             self.method.cut(weights, weights.target)
@@ -280,8 +277,7 @@ class Sparsifier:
             weights.show_effective()
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
-        weights.latent, self.method.state = None, {}
+        self._hooks, weights.latent, self.method.state = [], None, {}
         ATTACHED.discard(self.optimizer)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -291,5 +287,4 @@ class Sparsifier:
         )
 
     def __repr__(self) -> str:
-        target = f" of {self.weights.target}" if self.method.needs_target else ""
-        return f"Sparsifier({self.method}, sparsity {self.sparsity:.4f}{target}, {self.clock.position})"
+        return f"Sparsifier({self.method}, {describe_progress(self.weights, self.clock, self.method.needs_target)})"

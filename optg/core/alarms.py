@@ -27,17 +27,29 @@ class CollapseWatch:
                 )
 
 
-def describe_zeros(weights: SparseWeights) -> str | None:
-    """Return a warning if over 10 % of the weights are exactly 0 before training; layers that are all 0 do not count."""
-    layers = [(n, shape.numel()) for n, shape in zip(weights.count_nonzero().tolist(), weights.shapes) if n]
-    share = 1 - sum(n for n, _ in layers) / max(1, sum(size for _, size in layers))
-    if share <= 0.1:
-        return None
-    return (
-        f"{share:.0%} of the weights were exactly 0 before training: the model is sparse already. To keep its zeros, use "
-        "method='keep'; to continue an interrupted run, load the sparsifier's state; otherwise go on, and they will be "
-        "trained like any other weight"
-    )
+class ZerosWatch:
+    """Warns if a model is sparse already: if over 10 % of its weights are exactly 0, not counting layers that are all 0.
+
+    The warning waits for the first step: a run that resumes has zeros too, and loads its state before that.
+    """
+
+    def __init__(self, weights: SparseWeights, expected: bool) -> None:
+        nonzero = weights.mask_set.count_nonzero(weights.values).tolist()
+        layers = [(n, shape.numel()) for n, shape in zip(nonzero, weights.shapes) if n]
+        self.share = 0.0 if expected else 1 - sum(n for n, _ in layers) / max(1, sum(size for _, size in layers))
+
+    def dismiss(self) -> None:
+        self.share = 0.0
+
+    def warn(self) -> None:
+        if self.share > 0.1:
+            warnings.warn(
+                f"{self.share:.0%} of the weights were exactly 0 before training: the model is sparse already. To keep its "
+                "zeros, use method='keep'; to continue an interrupted run, load the sparsifier's state; otherwise go on, and "
+                "they are trained like any other weight",
+                stacklevel=5,
+            )
+            self.dismiss()
 
 
 def warn_if_far(weights: SparseWeights, method: str, options: str) -> None:

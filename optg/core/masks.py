@@ -45,18 +45,22 @@ class Masks:
         shards: Shards | None,
         structure: Unstructured,
         passes: ModuleType,
-        floor: Floor | None = None,
-        axes: Sequence[Axes] = (),
     ) -> None:
         self.tensors = [torch.ones_like(v, dtype=torch.bool) for v in values]
         self.counts = torch.zeros(len(names), 3, dtype=torch.int64)  # per layer: zeros, newly removed, revived
-        self.names, self.sizes = names, [shape.numel() for shape in shapes]
+        self.names, self.shapes, self.sizes = names, shapes, [shape.numel() for shape in shapes]
         self.shards = shards
         self.structure = structure
         self.passes = passes
-        self.floor, self.axes = floor, axes
-        self.least = list(map(floor.kept, shapes, axes)) if floor else [0] * len(names)  # weights that each layer keeps
+        self.floor: Floor | None = None
+        self.axes: Sequence[Axes] = []
+        self.least = [0] * len(names)  # weights that each layer keeps under the floor
         self.nan_watch = NanWatch()
+
+    def set_floor(self, floor: Floor, axes: Sequence[Axes], target: float) -> None:
+        """Protect the largest scores of every group from now on. Raise if that is impossible."""
+        floor.refuse(self.names, self.shapes, axes, target, self.shards)
+        self.floor, self.axes, self.least = floor, axes, list(map(floor.kept, self.shapes, axes))
 
     def cut(self, scores: Sequence[Tensor], zeros: Zeros) -> Tensor:
         """Remove the smallest scores. Return the threshold of each layer, its largest removed score."""
@@ -72,6 +76,12 @@ class Masks:
         if self.floor is None:
             return list(scores.values())
         return [self.floor.raise_scores(score, self.axes[layer]) for layer, score in scores.items()]
+
+    def show_protected(self, values: list[Tensor], latent: list[Tensor]) -> None:
+        """Show the latent value of kept weights that a soft threshold has made 0: the floor protects them."""
+        if self.floor:
+            for value, mask, source in zip(values, self.tensors, latent):
+                torch.where(mask & (value == 0), source, value, out=value)
 
     def top(self, scores: dict[int, Tensor], zeros: Zeros, protect: bool = False) -> list[Tensor]:
         """Return masks of some layers that remove the smallest of these scores; the masks in use stay as they are.
@@ -121,6 +131,10 @@ class Masks:
     def record(self, counts: Tensor) -> None:
         """Store the counts of a change. Every change of the masks ends here."""
         self.counts = self.total(counts)
+
+    def count_nonzero(self, values: list[Tensor]) -> Tensor:
+        """Return how many values of each layer are not 0."""
+        return self.total(torch.stack([value.count_nonzero().to(values[0].device) for value in values]))
 
     def total(self, values: Tensor) -> Tensor:
         """Sum a value per layer over the ranks that share the layer."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from optg.core.budgets import layer_zeros
-from optg.core.floors import Floor
 from optg.core.layer_kinds import Axes
 from optg.core.masks import Masks
 from optg.core.optimizer_state import clear_state
@@ -35,7 +34,6 @@ class SparseWeights:
         optimizer: torch.optim.Optimizer,
         target: float,
         axes: list[Axes] | None = None,
-        floor: Floor | None = None,
     ) -> None:
         self.names = list(parameters)
         self.axes = axes or [Axes()] * len(parameters)
@@ -53,9 +51,7 @@ class SparseWeights:
         self.groups = [owner[p] for p in self.parameters]  # the parameter group of each layer
         self.passes = choose(self.values)
         self.structure = STRUCTURES["unstructured"]
-        self.mask_set = Masks(self.values, self.names, self.shapes, self.shards, self.structure, self.passes, floor, self.axes)
-        if floor:
-            floor.refuse(self.names, self.shapes, self.axes, target, self.shards)
+        self.mask_set = Masks(self.values, self.names, self.shapes, self.shards, self.structure, self.passes)
         self.latent: list[Tensor] | None = None  # of dormant weights; of all weights if `effective` is set
         self.effective: Callable[[int, Tensor], Tensor] | None = None  # (layer, latent) -> effective, before the mask
         self.soft_threshold: Callable[[], SoftThreshold | None] = lambda: None  # the same function, if it is a soft threshold
@@ -146,9 +142,7 @@ class SparseWeights:
             self.passes.mask(self.values, self.masks)
         else:
             self.passes.soften(self.values, self.masks, self.latent, self.effective, self.soft_threshold())
-            if self.mask_set.floor:  # protected weights may lie below the threshold: they show their latent value
-                for value, mask, latent in zip(self.values, self.masks, self.latent):
-                    torch.where(mask & (value == 0), latent, value, out=value)
+            self.mask_set.show_protected(self.values, self.latent)
 
     def settle(self) -> None:
         """Store the latent weights that the optimizer left in the parameters, then show the effective ones."""
@@ -183,10 +177,7 @@ class SparseWeights:
     # ---- new masks
 
     def cut(self, scores: Sequence[Tensor], sparsity: float, budget: str = "global") -> Tensor:
-        """Keep the largest scores, over all layers together or within a budget per layer.
-
-        Return the threshold of each layer, its largest removed score.
-        """
+        """Keep the largest scores, of all layers or within a budget each. Return the largest removed score of each layer."""
         return self.mask_set.cut(scores, self.zeros(sparsity, budget))
 
     def zeros(self, sparsity: float, budget: str = "global") -> Zeros:
@@ -218,10 +209,6 @@ class SparseWeights:
         for layer, mask in new.items():
             clear_state(self.optimizer, self.parameters[layer], mask & ~self.masks[layer])
         self.mask_set.replace(new.get(layer, mask) for layer, mask in enumerate(self.masks))
-
-    def count_nonzero(self) -> Tensor:
-        """Return how many values of each layer are not 0."""
-        return self.mask_set.total(torch.stack([v.count_nonzero().to(self.devices[0]) for v in self.values]))
 
     def keep_all(self) -> None:
         """Revive every removed weight, with a clean optimizer state."""

@@ -27,7 +27,7 @@ class Keep(Method):
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if odd := [name for name, value in zip(weights.names, weights.values) if value.isnan().any()]:
             raise FloatingPointError(f"{odd[0]} holds NaN; expected a trained model")
-        nonzero = weights.count_nonzero()
+        nonzero = weights.mask_set.count_nonzero(weights.values)
         if empty := [name for name, count in zip(weights.names, nonzero.tolist()) if not count]:
             warnings.warn(
                 f"all weights of {', '.join(empty[:3])}{' …' if len(empty) > 3 else ''} are 0: keep trains all of them. To "

@@ -1,15 +1,17 @@
 import sys
 
+import numpy as np
 import pytest
 
 from tests.cli.calling import call, optg, refusal
-from tests.training.runs import SMALL
+from tests.training.runs import SMALL, masks
+from tests.training.runs import optg as run_optg
 
 FLAGS = [
     "recipe", "method", "output", "resume", "parallel", "device", "minutes", "keep", "tensorboard", "model", "data", "folder",
     "sparsity", "epochs", "batch-size", "seed", "optimizer", "lr", "momentum", "nesterov", "weight-decay", "decay-norms",
     "schedule", "warmup", "cycles", "milestones", "gamma", "hold", "rate-per", "label-smoothing", "accumulate", "precision",
-    "channels-last", "compile", "graph", "method.schedule", "method.alpha", "method.score-lr",
+    "channels-last", "compile", "graph", "floor", "method.schedule", "method.alpha", "method.score-lr",
 ]  # fmt: skip
 
 
@@ -71,3 +73,19 @@ def test_a_missing_tensorboard_is_refused_before_training(tmp_path, monkeypatch,
 def test_no_resume_refuses_a_folder_with_checkpoints(finished_run, monkeypatch, capsys):
     message = refusal(monkeypatch, capsys, "train", *SMALL, "--no-resume", "--output", finished_run)
     assert "has checkpoints; give another --output, or leave out --no-resume" in message
+
+
+def test_keep_trains_the_model_of_a_run_with_its_zeros(finished_run, tmp_path):
+    model = ["--model", f"optg.experiments.trained:{finished_run}"]
+    done = run_optg("train", *SMALL, *model, "--method", "keep", "--sparsity", "0", folder=tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert masks(tmp_path / "run") == masks(finished_run)
+
+
+def test_a_floor_is_part_of_the_recipe(tmp_path):
+    done = run_optg("train", *SMALL, "--floor", "0.05", folder=tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "floor = 0.05" in (tmp_path / "run" / "recipe.toml").read_text()
+    for kept in masks(tmp_path / "run").values():
+        flat = np.array(kept).flatten()
+        assert flat.sum() >= 0.05 * flat.size

@@ -76,7 +76,10 @@ def oracle(scores: list[torch.Tensor], axes: list[Axes], floor: Floor, zeros: in
 def make_weights(names: list[str], floor: Floor | None, target: float = 0.0) -> SparseWeights:
     parameters = {f"{i} {name}": nn.Parameter(torch.zeros(LAYERS[name][0])) for i, name in enumerate(names)}
     optimizer = torch.optim.SGD(parameters.values(), lr=0.1)
-    return SparseWeights(parameters, optimizer, target, [LAYERS[name][1] for name in names], floor)
+    weights = SparseWeights(parameters, optimizer, target, [LAYERS[name][1] for name in names])
+    if floor:
+        weights.mask_set.set_floor(floor, weights.axes, target)
+    return weights
 
 
 def floor_holds(weights: SparseWeights, floor: Floor) -> bool:
