@@ -37,8 +37,9 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimi
 def refuse_parameters(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
     if not parameters:
         raise ValueError(
-            "the model has no prunable weight: expected a trained Linear, convolution or attention layer, or an `include` "
-            "pattern that names other parameters of two or more dimensions"
+            "the model has no prunable weight: expected a trained linear, convolution, attention or recurrent layer, or an "
+            "`include` pattern that names other parameters of two or more dimensions. Frozen weights are never pruned, "
+            "adapters (LoRA) only if `include` names them"
         )
     known = set(optimizer_parameters(optimizer))
     if strangers := [name for name, p in parameters.items() if p not in known]:
