@@ -8,4 +8,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint to end an error message with: the most similar known name, if any, and the full list."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"Known: {', '.join(known)}"
+    return (f"did you mean {close[0]!r}? Known" if close else "known") + f": {', '.join(known)}"

@@ -1,49 +1,46 @@
-"""Attach a method to a model and its optimizer: `sparsify`, the order of one step, and what a user asks of the sparse model.
+"""Attach a method to a model and its optimizer: `sparsify`, and what a user asks of the sparse model.
 
-The model is untouched. All work happens in the optimizer's own step hooks:
-
-    pre-hook     parameters <- latent; the method routes the gradients
-    post-hook    latent <- parameters; clock += 1; the method may change the mask; parameters <- effective
+The model is untouched. All work happens in the optimizer's own step hooks: see `optg.step`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from optg.core.alarms import CollapseWatch, ZerosWatch, warn_if_far, warn_of_last_cut
-from optg.core.amp import return_loss, unscale
+from optg.core.alarms import ZerosWatch, reach_target
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
 from optg.core.clock import ENDLESS, Clock
 from optg.core.coverage import warn_of_coverage
 from optg.core.floors import Floor
+from optg.core.optimizers import attach, detach, join, refuse_attached
 from optg.core.probe import Loss, Probe
-from optg.core.prunable import Pattern, as_patterns, find_axes, find_prunable
-from optg.core.refusals import refuse_optimizer, refuse_parameters, refuse_sparsity, refuse_target
+from optg.core.prunable import Pattern, as_patterns, find_axes, find_holders, find_prunable
+from optg.core.refusals import refuse_fsdp1, refuse_optimizer, refuse_parameters, refuse_sparsity, refuse_target
 from optg.core.state import FirstMask, StateParts, by_name
 from optg.core.summary import LayerSummary, as_table, describe_progress, summarize
+from optg.core.truth import Verification, refuse_nonfinite, remove_again, verify
 from optg.core.weights import SparseWeights
-from optg.methods import Method, current_options, resolve
+from optg.methods import Method, resolve
+from optg.step import SparseStep
 
 if TYPE_CHECKING:
     from optg.terminal import Table
 
-ATTACHED: WeakSet[torch.optim.Optimizer] = WeakSet()
-
 
 def sparsify(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     method: str | Method = "optg",
     *,
     sparsity: float | None = None,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
+    steps: int | None = None,
     include: Pattern | Iterable[Pattern] | None = None,
     exclude: Pattern | Iterable[Pattern] = (),
     floor: float = 0.0,
@@ -54,10 +51,14 @@ def sparsify(
     """Make `model` sparse while `optimizer` trains it. The training loop stays as it is.
 
     Args:
+        optimizer: the optimizer that trains the model, as it is or wrapped by accelerate, opacus or fastai; or several
+            optimizers of its parameters, which then share one budget.
         method: a name from `optg.methods.METHODS`, or an instance of a method with options of its own.
         sparsity: the share of weights to remove, 0 ≤ sparsity < 1. Exactly ⌈sparsity · N⌉ of N weights will be 0.
             Every method but "keep" needs it, and the length of training.
-        epochs, steps_per_epoch: the length of training; `steps_per_epoch` counts calls of `optimizer.step()`.
+        steps: the length of training, in calls of `optimizer.step()`.
+        epochs, steps_per_epoch: the other way to give it. Methods that cut once per epoch follow these epochs; with `steps`
+            alone they take min(100, steps) epochs of equal length.
         include: prune only these weights, given as module classes or shell patterns for names ("encoder.*"). `...` stands for
             the default: all trained weights of linear, convolution, attention and recurrent layers, experts, and classes
             given to `optg.prunable`.
@@ -68,35 +69,47 @@ def sparsify(
             iterable of batches, such as the training loader, of which only the first ones are used.
     """
     name, chosen = resolve(method)
-    refuse_target(name, chosen.needs_target, sparsity=sparsity, epochs=epochs, steps_per_epoch=steps_per_epoch)
+    refuse_target(name, chosen.needs_target, sparsity)
     target = 0.0 if sparsity is None else sparsity
     refuse_sparsity(target)
-    refuse_optimizer(optimizer, type(chosen).__name__, chosen.needs_minimization)
-    if optimizer in ATTACHED:
-        raise ValueError("this optimizer has a sparsifier already; call its finish() first")
-    chosen_patterns = None if include is None else as_patterns(include), as_patterns(exclude)
-    parameters = find_prunable(model, *chosen_patterns)
-    refuse_parameters(parameters, optimizer)
-    warn_of_coverage(model, parameters, *chosen_patterns)
-    limit = Floor(floor, floor_by) if floor else None
-    if limit and not chosen.needs_target:
-        raise ValueError(f"{name} keeps the zeros that the model has; leave out `floor`")
-    weights = SparseWeights(parameters, optimizer, float(target), find_axes(model, parameters))
-    if limit:
-        weights.mask_set.set_floor(limit, weights.axes, weights.target)
-    clock = Clock(1 if epochs is None else epochs, ENDLESS if steps_per_epoch is None else steps_per_epoch)
-    return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches))
+    optimizers, joint = join(optimizer)
+    for one in optimizers:
+        refuse_optimizer(one, type(chosen).__name__, chosen.needs_minimization)
+    if len(optimizers) > 1 and chosen.needs_all_gradients:
+        raise ValueError(f"{name} uses the gradients of all weights at once, so it works with a single optimizer only")
+    refuse_fsdp1(model)
+    patterns = None if include is None else as_patterns(include), as_patterns(exclude)
+    parameters = find_prunable(model, *patterns)
+    refuse_parameters(parameters, joint)
+    refuse_attached(optimizers, parameters)
+    warn_of_coverage(model, parameters, *patterns)
+    holders = find_holders(model, parameters)
+    weights = SparseWeights(parameters, joint, float(target), find_axes(model, parameters), holders)
+    if floor:
+        if not chosen.needs_target:
+            raise ValueError(f"{name} keeps the zeros that the model has; leave out `floor`")
+        weights.mask_set.set_floor(Floor(floor, floor_by), weights.axes, weights.target)
+    endless = not chosen.needs_target and (epochs, steps_per_epoch, steps) == (None, None, None)
+    clock = Clock(1, ENDLESS) if endless else Clock.of(epochs, steps_per_epoch, steps)
+    return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches), optimizers)
 
 
 class Sparsifier:
     """A method at work on a model. Made by `sparsify`; the optimizer's hooks keep it alive."""
 
     @torch.no_grad()
-    def __init__(self, name: str, method: Method, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
+    def __init__(
+        self,
+        name: str,
+        method: Method,
+        weights: SparseWeights,
+        clock: Clock,
+        probe: Probe,
+        optimizers: list[torch.optim.Optimizer],
+    ) -> None:
         self.name, self.method, self.weights, self.clock = name, method, weights, clock
-        self.optimizer = optimizer = weights.optimizer
-        before = [v.clone() for v in weights.values]
-        self._zeros = ZerosWatch(weights, expected=not method.needs_target)
+        self.model, self.optimizers, self.optimizer = probe.model, optimizers, weights.optimizer
+        before, zeros = [v.clone() for v in weights.values], ZerosWatch(weights, expected=not method.needs_target)
         method.prepare(weights, clock, probe)
         method.set_time(clock)
         if method.keeps_pruned:
@@ -104,84 +117,18 @@ class Sparsifier:
         if type(method).effective is not Method.effective:
             weights.effective, weights.soft_threshold = partial(method.effective, weights), method.soft_threshold
         weights.show_effective()
-        self._first_mask: FirstMask | None = FirstMask(before, weights)
-        self._collapse = CollapseWatch(name, weights)
-        self._collapse.warn(clock)
-        self._in_step = False  # inside a step the parameters hold latent weights
-        self._hooks = [optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step)]
-        ATTACHED.add(optimizer)
+        self._step = SparseStep(name, method, weights, clock, optimizers)
+        if not all(map(torch.equal, before, weights.values)):
+            self._step.first_mask = FirstMask(before, weights)
+        self._step.zeros = zeros
+        attach(optimizers, weights.parameters)
 
-    # ---- one step
-
-    @torch.compiler.disable
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self._zeros.warn()
-        if self.method.when == "never":
-            return args, kwargs
-        weights, method, clock = self.weights, self.method, self.clock
-        with torch.no_grad():
-            self._leave_step()
-            weights.check()
-            self._first_mask = None
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer itself
-            if closure:
-                with torch.enable_grad():
-                    loss = closure()  # on effective weights
-            self._in_step = True
-            weights.skipped = unscale(optimizer) if getattr(optimizer, "found_inf", None) is not None else None
-            weights.show_latent()
-            if method.due_before_update(clock) and not (weights.skipped is not None and weights.skipped):
-                method.exchange(weights, clock)  # a skipped step has no gradient to grow by; asking waits for the device
-            method.after_backward(weights, clock, weights.learning_rates())
-        return (args[:1], {**kwargs, "closure": return_loss(loss, optimizer)}) if closure else (args, kwargs)
-
-    @torch.compiler.disable
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if self.method.when == "never":
-            if not capturing:
-                self._move_clock()
-            return
-        with torch.no_grad():
-            if self.method.freezes_dormant:
-                self.weights.show_latent()  # undo what the optimizer did to dormant weights
-            if capturing:
-                self.weights.settle()  # the host's part of the step is `advance`, after each replay
-            else:
-                self._end_step()
-            self._in_step = False
-
-    def _end_step(self) -> None:
-        """Move the clock and, if due, the mask; then show effective weights. The parameters hold latent ones."""
-        self._move_clock()
-        if self.clock.step <= self.clock.total and self.method.due_after_update(self.clock):
-            if self.weights.latent is None:
-                self.weights.show_effective()  # momentum may have moved removed weights, which are 0 at a cut
-            self.method.after_update(self.weights, self.clock)
-        if self.clock.at_epoch_start or self.clock.step == self.clock.total:
-            self._collapse.warn(self.clock)
-        self.weights.settle()
-
-    def _move_clock(self) -> None:
-        self.clock.tick()
-        self.method.set_time(self.clock)
-
-    def _leave_step(self) -> None:
-        """Show effective weights again if a step was interrupted between the hooks."""
-        if self._in_step:
-            self.weights.show_effective()
-            self._in_step = False
+    # ---- unusual steps
 
     @torch.no_grad()
     def advance(self) -> None:
         """Count a step that the hooks did not see: one replayed from a CUDA graph, or one that a GradScaler skipped."""
-        self._leave_step()
-        self.weights.check()
-        if self.method.due_after_update(self.clock.at(self.clock.step + 1)):
-            self.weights.show_latent()
-            self._end_step()
-        else:
-            self._move_clock()
+        self._step.advance()
 
     @property
     def capturable(self) -> bool:
@@ -191,7 +138,7 @@ class Sparsifier:
     @torch.no_grad()
     def reload(self) -> None:
         """Take the parameters as the new latent weights, removed ones too. Call it after writing to removed weights."""
-        self._in_step = False
+        self._step.inside = False
         self.weights.store_latent()
         self.weights.show_effective()
 
@@ -206,7 +153,7 @@ class Sparsifier:
     @torch.no_grad()
     def masks(self) -> dict[str, Tensor]:
         """The mask of each layer by name, True where a weight is kept. Not copies."""
-        self._leave_step()
+        self._step.leave()
         self.weights.check()
         return by_name(self.weights, self.weights.masks)
 
@@ -224,7 +171,7 @@ class Sparsifier:
 
         Gradients are dense, and most of their norm belongs to removed weights: at 98 % sparsity about 7 times the rest.
         """
-        self._leave_step()
+        self._step.leave()
         return clip_grad_norm_(self.weights, self.method.dormant_gradient, max_norm, norm_type)
 
     @torch.no_grad()
@@ -237,7 +184,7 @@ class Sparsifier:
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Return tensors and plain values. Save them with the model's and the optimizer's state to resume bit for bit."""
-        self._leave_step()
+        self._step.leave()
         self.weights.check()
         return self._parts.save()
 
@@ -247,12 +194,12 @@ class Sparsifier:
 
         The model's own state may be loaded before `sparsify`, after it, or after this call.
         """
-        self._leave_step()
+        self._step.leave()
         if "options" in state:
-            state = {**state, "options": current_options(self.name, state["options"])}
-        self._parts.load(state, self._first_mask)
-        self._first_mask = None
-        self._zeros.dismiss()
+            options = {self.method.renamed.get(key, key): value for key, value in state["options"].items()}
+            state = {**state, "options": options}
+        self._parts.load(state, self._step.first_mask)
+        self._step.first_mask = self._step.zeros = None
         self.method.set_time(self.clock)
         self.weights.show_effective()
 
@@ -261,24 +208,35 @@ class Sparsifier:
         return StateParts(self.name, asdict(self.method), self.method.state, self.weights, self.clock)
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """Leave a plain sparse model behind: remove the hooks, free latent weights and scores. Masks and summary stay."""
-        self._leave_step()
-        if not self._hooks:
+    def verify(self) -> Verification:
+        """Compare the model with its masks: is every removed weight 0? Waits for the device."""
+        self._step.leave()
+        return verify(self.weights)
+
+    @torch.no_grad()
+    def finish(self, recalibrate: Iterable[Any] | None = None) -> None:
+        """Leave a plain sparse model behind: remove the hooks, free latent weights and scores. Masks and summary stay.
+
+        Removed weights that something has brought back (EMA, SWA, a reloaded checkpoint) are removed again, with a warning.
+
+        Args:
+            recalibrate: batches to renew batch-norm statistics with, if this call changes the model.
+        """
+        self._step.leave()
+        if not self._step.hooks:
             return
-        (weights := self.weights).check()
-        if self.method.learns_sparsity and self.method.needs_target:
-            warn_if_far(weights, self.name, str(self.method))
-        elif not self.method.learns_sparsity and int(weights.counts[:, 0].sum()) != weights.zeros(weights.target):
-            warn_of_last_cut(weights, self.clock)
-            weights.show_latent()
-            self.method.cut(weights, weights.target)
-            weights.check()
-            weights.show_effective()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, weights.latent, self.method.state = [], None, {}
-        ATTACHED.discard(self.optimizer)
+        self._step.end_partial_round()
+        self.weights.check()
+        refuse_nonfinite(self.weights)
+        changed = remove_again(self.weights, stacklevel=4)
+        changed |= reach_target(self.weights, self.method, self.name, self.clock)
+        self._step.remove_hooks()
+        self._step.first_mask = self.weights.latent = self.weights.effective = None
+        self.weights.soft_threshold = lambda: None  # with `effective`, a reference cycle that would keep the weights alive
+        self.method.release()
+        detach(self.optimizers, self.weights.parameters)
+        if changed and recalibrate is not None:
+            torch.optim.swa_utils.update_bn(recalibrate, self.model)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

@@ -10,6 +10,7 @@ import sys
 import warnings
 from importlib import import_module
 
+import optg
 from optg.cli.errors import explains_itself, is_interrupt, missing_package
 from optg.naming import nearest
 
@@ -56,6 +57,9 @@ def run_command(args: list[str]) -> None:
         print(help_text())
         sys.exit(0 if args else 2)
     command = args[0]
+    if command == "--version":
+        print(f"optg {optg.__version__}")
+        return
     if command in RENAMED:
         command = RENAMED[command]
         print(f"optg: `optg {args[0]}` is now called `optg {command}`", file=sys.stderr)
@@ -77,5 +81,6 @@ def help_text() -> str:
             *lines,
             "",
             "To see the options of a command: optg COMMAND --help",
+            "To see the version: optg --version",
         ]
     )

@@ -16,7 +16,7 @@ class PredictOptions:
     # packed file, run folder, or one of its checkpoints
     what: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|RUN|CHECKPOINT")]
     # image files; prints the five most likely classes of each
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = ()
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[IMAGE …]")] = ()
     data: Literal["test"] | None = None  # test: run on the test images of the model's dataset and print accuracy and speed
     folder: str | None = None  # folder that holds the dataset; by default the recipe's, else ./data
     threads: int | None = None  # number of threads; by default one per core

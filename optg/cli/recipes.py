@@ -11,7 +11,7 @@ from optg.training.recipe import dump, load, names
 @dataclass
 class RecipesOptions:
     # recipe to print, with every setting
-    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None
 
 
 def main(args: list[str]) -> None:

@@ -1,8 +1,10 @@
 """Warnings about the sparse model: layers that lost every weight, and a sparsity other than the target at the end."""
 
 import warnings
+from typing import Any
 
 from optg.core.clock import Clock
+from optg.core.truth import refuse_nonfinite
 from optg.core.weights import SparseWeights
 
 
@@ -14,8 +16,9 @@ class CollapseWatch:
         self.known: set[str] = set()
 
     def warn(self, clock: Clock) -> None:
-        """Warn once of each collapsed layer. Waits for the device."""
+        """Warn once of each collapsed layer; raise if weights are not finite. Waits for the device."""
         self.weights.check()
+        refuse_nonfinite(self.weights)
         zeros = self.weights.counts[:, 0].tolist()
         for name, shape, count in zip(self.weights.names, self.weights.shapes, zeros):
             if count == shape.numel() and name not in self.known:
@@ -38,9 +41,6 @@ class ZerosWatch:
         layers = [(n, shape.numel()) for n, shape in zip(nonzero, weights.shapes) if n]
         self.share = 0.0 if expected else 1 - sum(n for n, _ in layers) / max(1, sum(size for _, size in layers))
 
-    def dismiss(self) -> None:
-        self.share = 0.0
-
     def warn(self) -> None:
         if self.share > 0.1:
             warnings.warn(
@@ -49,22 +49,30 @@ class ZerosWatch:
                 "they are trained like any other weight",
                 stacklevel=5,
             )
-            self.dismiss()
 
 
-def warn_if_far(weights: SparseWeights, method: str, options: str) -> None:
-    """Warn if a learned sparsity ends more than 0.01 from the target."""
-    if abs(weights.sparsity - weights.target) > 0.01:
-        warnings.warn(
-            f"training ended at sparsity {weights.sparsity:.4f}, not {weights.target}: {method} learns its sparsity, which "
-            f"depends on its options ({options})",
-            stacklevel=4,
-        )
-
-
-def warn_of_last_cut(weights: SparseWeights, clock: Clock) -> None:
+def reach_target(weights: SparseWeights, method: Any, name: str, clock: Clock) -> bool:
+    """Make a last cut, with a warning, if training ended short of the target. Return whether it did."""
+    target = weights.target
+    if not method.needs_target:
+        return False
+    if method.learns_sparsity:
+        if abs(weights.sparsity - target) > 0.01:
+            warnings.warn(
+                f"training ended at sparsity {weights.sparsity:.4f}, not {target}: {name} learns its sparsity, which depends "
+                f"on its options ({method})",
+                stacklevel=4,
+            )
+        return False
+    if int(weights.counts[:, 0].sum()) == weights.zeros(target):
+        return False
     warnings.warn(
-        f"training ended at sparsity {weights.sparsity:.4f}, short of {weights.target}: {clock.step} optimizer steps "
-        f"were seen, but {clock.announced}. One last cut brings it to {weights.target}, with no training after it",
+        f"training ended at sparsity {weights.sparsity:.4f}, short of {target}: {clock.step} optimizer steps were seen, but "
+        f"{clock.announced}. One last cut brings it to {target}, with no training after it",
         stacklevel=4,
     )
+    weights.show_latent()
+    method.cut(weights, target)
+    weights.check()
+    weights.show_effective()
+    return True

@@ -8,6 +8,11 @@ from optg.core.sharding import local_piece, to_local
 
 def mask_model(model: nn.Module, masks: dict[str, Tensor]) -> None:
     """Zero the weights of a model that masks with the same names remove."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{type(model).__name__} is not an nn.Module; expected a copy of the model. Copy the average into a model first, "
+            "for example with ema.copy_to(model.parameters()), then call apply_masks on that model"
+        )
     others = parameters_by_name(model)
     for name, mask in masks.items():
         if name not in others or others[name].shape != mask.shape:

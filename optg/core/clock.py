@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass, field, replace
 
+VIRTUAL_EPOCHS = 100  # of a run whose length is given in steps alone
 ENDLESS = 2**62  # steps of a run whose length nobody announced
 
 
@@ -11,8 +12,9 @@ class Clock:
     """The optimizer steps of one run. Epochs are counted from 1, as in the paper's Algorithm 1."""
 
     epochs: int
-    steps_per_epoch: int
+    steps_per_epoch: int  # rounded down if `steps` is set
     step: int = 0  # steps taken so far
+    steps: int | None = None  # the length of training, if it is not epochs × steps_per_epoch
     overrun: bool = field(default=False, compare=False, repr=False)  # has a step beyond the end been warned of?
 
     def __post_init__(self) -> None:
@@ -20,6 +22,27 @@ class Clock:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
+
+    @classmethod
+    def of(cls, epochs: int | None, steps_per_epoch: int | None, steps: int | None) -> "Clock":
+        """Make a clock from `steps`, from `epochs` and `steps`, or from `epochs` and `steps_per_epoch`.
+
+        Epoch k then ends after round(k · steps / epochs) steps. With `steps` alone there are min(100, steps) epochs, so that
+        schedules in epochs (Eq. 15 and 16) keep their meaning.
+        """
+        if steps is None and epochs is not None and steps_per_epoch is not None:
+            return cls(epochs, steps_per_epoch)
+        if steps is None or steps_per_epoch is not None:
+            raise ValueError(
+                "the length of training is not clear: give `steps`, the number of optimizer steps, or `epochs` and "
+                "`steps_per_epoch`"
+            )
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"steps is {steps!r}; expected a whole number of at least 1")
+        epochs = min(VIRTUAL_EPOCHS, steps) if epochs is None else epochs
+        if isinstance(epochs, int) and epochs > steps:
+            raise ValueError(f"epochs is {epochs} and steps is {steps}; expected at least one step per epoch")
+        return cls(epochs, max(1, steps // max(1, epochs)), steps=steps)
 
     def tick(self) -> None:
         """Advance by one step; warn once past the announced end."""
@@ -34,7 +57,7 @@ class Clock:
 
     @property
     def total(self) -> int:
-        return self.epochs * self.steps_per_epoch
+        return self.epochs * self.steps_per_epoch if self.steps is None else self.steps
 
     @property
     def position(self) -> str:
@@ -44,18 +67,36 @@ class Clock:
     @property
     def announced(self) -> str:
         """The length of training in words, for messages."""
+        if self.steps is not None:
+            return f"{self.steps} were announced (steps={self.steps})"
         product = f"epochs={self.epochs} × steps_per_epoch={self.steps_per_epoch}"
         return f"{self.total} were announced ({product}, which counts optimizer steps)"
 
     @property
     def epoch(self) -> int:
         """The current epoch k = 1 … τ."""
-        return min(self.step // self.steps_per_epoch + 1, self.epochs)
+        return min(self.epochs_before(self.step) + 1, self.epochs)
 
     @property
     def k(self) -> float:
         """The current epoch with its fraction: a whole number at the start of an epoch."""
-        return 1 + self.step / self.steps_per_epoch
+        return 1 + (self.step / self.steps_per_epoch if self.steps is None else self.step * self.epochs / self.steps)
+
+    def epochs_before(self, step: int) -> int:
+        """Return the number of epochs that have ended after `step` steps."""
+        if self.steps is None:
+            return step // self.steps_per_epoch
+        done = min(step * self.epochs // self.steps + 1, self.epochs)  # rounding may end an epoch half a step earlier
+        return done if self.end_of(done) <= step else done - 1
+
+    def end_of(self, epoch: int) -> int:
+        """Return the number of steps after which an epoch ends."""
+        return epoch * self.steps_per_epoch if self.steps is None else round(epoch * self.steps / self.epochs)
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether an epoch has just ended, or training has not begun."""
+        return self.step == self.end_of(self.epochs_before(self.step))
 
     @property
     def progress(self) -> float:
@@ -65,7 +106,7 @@ class Clock:
     @property
     def at_epoch_start(self) -> bool:
         """Whether the next step opens an epoch."""
-        return self.step % self.steps_per_epoch == 0 and not self.finished
+        return self.between_epochs and not self.finished
 
     @property
     def finished(self) -> bool:

@@ -3,8 +3,8 @@
 Adding a structure (`optg.core.structures`) therefore adds it to all methods.
 """
 
-from collections.abc import Iterable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class Masks:
         shapes: list[torch.Size],
         shards: Shards | None,
         structure: Unstructured,
-        passes: ModuleType,
+        passes: Any,
     ) -> None:
         self.tensors = [torch.ones_like(v, dtype=torch.bool) for v in values]
         self.counts = torch.zeros(len(names), 3, dtype=torch.int64)  # per layer: zeros, newly removed, revived
@@ -77,10 +77,10 @@ class Masks:
             return list(scores.values())
         return [self.floor.raise_scores(score, self.axes[layer]) for layer, score in scores.items()]
 
-    def show_protected(self, values: list[Tensor], latent: list[Tensor]) -> None:
+    def show_protected(self, values: list[Tensor], masks: list[Tensor], latent: list[Tensor]) -> None:
         """Show the latent value of kept weights that a soft threshold has made 0: the floor protects them."""
         if self.floor:
-            for value, mask, source in zip(values, self.tensors, latent):
+            for value, mask, source in zip(values, masks, latent):
                 torch.where(mask & (value == 0), source, value, out=value)
 
     def top(self, scores: dict[int, Tensor], zeros: Zeros, protect: bool = False) -> list[Tensor]:
@@ -100,10 +100,13 @@ class Masks:
             values = self.protect({layer: value.abs() for layer, value in enumerate(values)})
         self.record(self.structure.keep_above(self.passes, self.tensors, values, thresholds))
 
-    def exchanged(self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Return masks of the layers in `grow_scores` with a share of their kept weights dropped and as many others grown.
+    def exchange(
+        self, share: float, values: list[Tensor], grow_scores: dict[int, Tensor], on_growth: Callable[[int, Tensor], None]
+    ) -> None:
+        """In each layer with `grow_scores`, drop a share of the kept weights and grow as many others.
 
-        The kept weights of least magnitude go; of the others, those with the largest `grow_scores` come.
+        The kept weights of least magnitude go; of the others, those with the largest `grow_scores` come. `on_growth` is
+        called with each layer and its grown weights before the masks change.
         """
         layers = list(grow_scores)
         known = torch.tensor([layers, [self.sizes[layer] for layer in layers], [self.least[layer] for layer in layers]])
@@ -116,7 +119,10 @@ class Masks:
         stay = self.top(magnitudes, zeros + moved, protect=True)
         growth = {layer: grow_scores[layer].masked_fill(stays, -1.0) for layer, stays in zip(layers, stay)}
         grown = self.top(growth, sizes - moved)
-        return {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}
+        new = {layer: stays | grows for layer, stays, grows in zip(layers, stay, grown)}
+        for layer, mask in new.items():
+            on_growth(layer, mask & ~self.tensors[layer])
+        self.replace(new.get(layer, mask) for layer, mask in enumerate(self.tensors))
 
     def replace(self, masks: Iterable[Tensor]) -> None:
         """Overwrite the masks of all layers."""

@@ -7,9 +7,9 @@ from optg.core.prunable import optimizer_parameters, parameters_by_name
 from optg.core.sharding import local_piece, to_local
 
 
-def clear_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, where: Tensor) -> None:
-    """Reset the state (momentum, Adam's moments) of some weights of a parameter."""
-    group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+def clear_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, group_index: int, where: Tensor) -> None:
+    """Reset the state (momentum, Adam's moments) of some weights of a parameter, given the index of its parameter group."""
+    group = optimizer.param_groups[group_index]
     clean = {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}  # Rprop's and Adagrad's
     for name, state in optimizer.state.get(parameter, {}).items():
         if isinstance(state, Tensor) and state.shape == parameter.shape:

@@ -13,17 +13,27 @@ from optg.core.layer_kinds import EMBEDDINGS, NORMS, Axes, Owner, default_axes, 
 
 Pattern = str | type[nn.Module] | EllipsisType
 DEFAULT: tuple[Pattern, ...] = (...,)  # a pattern that stands for everything that is prunable by default
+WRAPPERS = {  # class name -> the attribute that holds the model; torch.compile's is `_orig_mod`
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "AveragedModel": "module",
+    "ModelEma": "module",  # timm
+    "ModelEmaV2": "module",
+    "ModelEmaV3": "module",
+    "DeepSpeedEngine": "module",
+    "_FabricModule": "_forward_module",  # Lightning Fabric
+    "GradSampleModule": "_module",  # opacus
+}
 
 
 def wrapper_chain(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model, then the module inside each wrapper (DDP, DataParallel, torch.compile, AveragedModel) in turn."""
+    """Yield the model, then the module inside each wrapper (DDP, torch.compile, Fabric, EMA models …) in turn."""
     inner: nn.Module | None = model
     while inner is not None:
         yield inner
-        if isinstance(inner, (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)):
-            inner = inner.module
-        else:
-            inner = getattr(inner, "_orig_mod", None)
+        kinds = {kind.__name__ for kind in type(inner).__mro__}
+        attribute = next((attribute for kind, attribute in WRAPPERS.items() if kind in kinds), "_orig_mod")
+        inner = getattr(inner, attribute, None)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -123,6 +133,12 @@ def find_axes(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[Axe
     """Return the axes of each parameter. A weight of an unknown module is taken to be output-first, like a Linear's."""
     owners = find_owners(model)
     return [next(filter(None, (default_axes(owner, p) for owner in owners[p])), Axes()) for p in parameters.values()]
+
+
+def find_holders(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[tuple[nn.Module, str]]:
+    """Return a module that holds each parameter, and the name that the parameter has in it."""
+    owners = find_owners(model)
+    return [(owners[p][0].module, owners[p][0].key) for p in parameters.values()]
 
 
 def layers_of(model: nn.Module) -> Iterator[Owner]:

@@ -5,10 +5,18 @@ from torch import nn
 
 from optg.core.prunable import optimizer_parameters
 
-REFUSED = {
-    torch.optim.LBFGS: "it evaluates the model many times inside one step, while the model holds latent weights",
-    torch.optim.SparseAdam: "it accepts sparse gradients only, and mask scores need dense ones",
+TWO_WEIGHTS = (
+    "it keeps two sets of weights, and `optimizer.eval()` shows the one that is not sparse. Use method='rigl' or 'set', which "
+    "are sparse from the first step, or another optimizer"
+)
+SECOND_ORDER = "it needs a second backward pass through gradients that a sparse step changes in place. Use SGD or AdamW"
+REFUSED = {  # by class name: these classes are in many packages
+    "LBFGS": "it evaluates the model many times inside one step, while the model holds latent weights. Use SGD or AdamW",
+    "SparseAdam": "it accepts sparse gradients only, and mask scores need dense ones. Use SGD or AdamW",
+    "SAM": "its first_step and second_step bypass optimizer.step(), so no step would be seen. Use SGD or AdamW",
+    **dict.fromkeys(("AdaHessian", "Adahessian", "SophiaH", "Sophia"), SECOND_ORDER),
 }
+SPARSE_FROM_THE_START = ("rigl", "set")
 
 
 def refuse_sparsity(sparsity: float) -> None:
@@ -16,21 +24,35 @@ def refuse_sparsity(sparsity: float) -> None:
         raise ValueError(f"sparsity is {sparsity!r}; expected the share of weights to remove, at least 0 and below 1")
 
 
-def refuse_target(method: str, needed: bool, **given: float | None) -> None:
-    """Raise if a method lacks its sparsity or its length of training, or got a sparsity that it cannot use."""
-    if needed and (missing := [name for name, value in given.items() if value is None]):
-        raise TypeError(f"{method} needs {' and '.join(f'`{name}=`' for name in missing)}; only method='keep' does not")
-    if not needed and given["sparsity"] is not None:
-        raise ValueError(f"{method} keeps the zeros that the model has; leave out `sparsity`, here {given['sparsity']}")
+def refuse_target(method: str, needed: bool, sparsity: float | None) -> None:
+    """Raise if a method lacks its sparsity, or got one that it cannot use."""
+    if needed and sparsity is None:
+        raise TypeError(f"{method} needs `sparsity=`, the share of weights to remove; only method='keep' does not")
+    if not needed and sparsity is not None:
+        raise ValueError(f"{method} keeps the zeros that the model has; leave out `sparsity`, here {sparsity}")
 
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimization: bool) -> None:
-    for kind, reason in REFUSED.items():
-        if isinstance(optimizer, kind):
-            raise TypeError(f"{kind.__name__} cannot train a sparse model: {reason}. Use SGD, AdamW or another torch optimizer")
-    if needs_minimization and any(group.get("maximize") for group in optimizer.param_groups):
+    for kind in type(optimizer).__mro__:
+        if reason := REFUSED.get(kind.__name__):
+            raise TypeError(f"{kind.__name__} cannot train a sparse model: {reason}")
+        two = "ScheduleFree" in kind.__name__ or kind.__name__ == "SPlus"
+        if two and method.lower() not in SPARSE_FROM_THE_START:
+            raise TypeError(f"{kind.__name__} cannot train a sparse model with {method}: {TWO_WEIGHTS}")
+    if any("lr" not in group for group in optimizer.param_groups):
         raise ValueError(
-            f"maximize=True: {method} learns from the gradient of a loss to minimize. Minimize its negative instead"
+            f"a parameter group of {type(optimizer).__name__} has no 'lr', which the learning rate of mask scores follows. Use "
+            "an optimizer with a learning rate"
+        )
+    if needs_minimization and any(group.get("maximize") for group in optimizer.param_groups):
+        raise ValueError(f"maximize=True: {method} learns from the gradient of a loss to minimize. Minimize its negative")
+
+
+def refuse_fsdp1(model: nn.Module) -> None:
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise TypeError(
+            "the model is wrapped in FSDP1 (FullyShardedDataParallel), which flattens weights. Use FSDP2: "
+            "torch.distributed.fsdp.fully_shard"
         )
 
 

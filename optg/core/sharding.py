@@ -104,7 +104,10 @@ def find_shards(parameters: dict[str, nn.Parameter]) -> Shards | None:
             continue
         assert is_dtensor(p)
         if len(sharded) > 1 or not p.placements[sharded[0]].is_shard(0):
-            raise ValueError(f"{name} is distributed as {p.placements}; expected it whole or split once, along dimension 0")
+            raise ValueError(
+                f"{name} is distributed as {p.placements}; expected it whole or split once, along dimension 0 (FSDP2). Tensor "
+                "parallelism is not supported"
+            )
         mine = p.device_mesh.get_group(sharded[0])
         if group not in (None, mine):
             raise ValueError(f"{name} is split over another process group than the layers before it; expected one for all")

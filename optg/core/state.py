@@ -37,6 +37,7 @@ class StateParts(NamedTuple):
             "sparsity": self.weights.target,
             "epochs": self.clock.epochs,
             "steps_per_epoch": self.clock.steps_per_epoch,
+            **({} if self.clock.steps is None else {"steps": self.clock.steps}),
             **({"floor": floor.share, "floor_by": floor.by} if floor else {}),
         }
 

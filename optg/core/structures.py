@@ -5,7 +5,7 @@ A structure turns the scores of weights into the scores of *units*, and a cut of
 """
 
 from collections.abc import Sequence
-from types import ModuleType
+from typing import Any
 
 from torch import Tensor
 
@@ -24,17 +24,15 @@ class Unstructured:
         """Return one score per unit."""
         return scores
 
-    def write(
-        self, passes: ModuleType, masks: Sequence[Tensor], units: Sequence[Tensor], cuts: Cuts, shards: Shards | None
-    ) -> Tensor:
+    def write(self, passes: Any, masks: Sequence[Tensor], units: Sequence[Tensor], cuts: Cuts, shards: Shards | None) -> Tensor:
         """Overwrite the masks by a cut of the units. Return how many weights are zero, newly removed and revived, per layer."""
         return passes.write_masks(masks, units, cuts, shards)
 
-    def new(self, passes: ModuleType, units: Sequence[Tensor], cuts: Cuts, shards: Shards | None) -> list[Tensor]:
+    def new(self, passes: Any, units: Sequence[Tensor], cuts: Cuts, shards: Shards | None) -> list[Tensor]:
         """Return new masks from a cut of the units."""
         return passes.new_masks(units, cuts, shards)
 
-    def keep_above(self, passes: ModuleType, masks: Sequence[Tensor], values: Sequence[Tensor], thresholds: Tensor) -> Tensor:
+    def keep_above(self, passes: Any, masks: Sequence[Tensor], values: Sequence[Tensor], thresholds: Tensor) -> Tensor:
         """Overwrite the masks to keep units whose magnitude exceeds their layer's threshold. Return counts as `write` does."""
         return passes.keep_above(masks, values, thresholds)
 

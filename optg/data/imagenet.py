@@ -10,13 +10,13 @@ import random
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -35,6 +35,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def serve(request: Request) -> Data:
+    import_module("PIL.Image")  # without Pillow, fail here and not at every image
     return ImageNet(request, *scan(request.folder), size=request.size or 224)
 
 
@@ -206,6 +207,8 @@ class Decoder(Dataset):
 
 def read_image(path: str, size: int, chance: random.Random | None) -> Tensor:
     """Return a random crop of an image, or its centre if `chance` is None, as uint8 [3, size, size]."""
+    from PIL import Image  # not at the top: other datasets do without Pillow
+
     with Image.open(path) as image:
         box = random_box(*image.size, chance) if chance else centre_box(*image.size)
         pixels = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box))

@@ -5,18 +5,16 @@ y = fast(x)                                  # like model.eval()(x)
 print(fast)                                  # how each layer runs
 """
 
-import io
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -27,6 +25,11 @@ from optg.deploy.engine.plan import Misfit
 from optg.deploy.engine.runner import Runner
 from optg.deploy.engine.tune import Tuner
 from optg.deploy.graph import Graph, Node, Ref, capture, check_inputs, fill_refs, freed_after, order_inputs, refs_in, run_graph
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ["layer", "runs as", "shape", "density", "tile"]
 
 
 def compile(model: nn.Module, example_input: Any, threads: int | None = None, *, isa: str | None = None) -> "Compiled":
@@ -123,21 +126,27 @@ class Compiled:
 
         return tree_map(copied, outputs)
 
-    def summary(self) -> Table:
+    def rows(self) -> list[list[str]]:
+        """Return how each layer runs, in the order of `COLUMNS`."""
+        return [row for part in self.network.parts for row in part.rows()] if self.runner is not None else []
+
+    def summary(self) -> "Table":
         """Return a table of how each layer runs."""
-        table = Table("layer", "runs as", "shape", "density", "tile")
-        for part in self.network.parts if self.runner is not None else ():
-            for row in part.rows():
-                table.add_row(*row)
+        try:
+            from rich.table import Table
+        except ImportError:
+            raise ImportError("summary() needs rich: pip install 'optg[cli]'. print() shows the same without it") from None
+        table = Table(*COLUMNS)
+        for row in self.rows():
+            table.add_row(*row)
         return table
 
     def __repr__(self) -> str:
-        stream = io.StringIO()
-        console = Console(file=stream, width=110)
-        console.print(self.summary())
-        for note in self.notes:
-            console.print(f"note: {note}", soft_wrap=True, highlight=False)
-        return stream.getvalue().rstrip()
+        """Return how each layer runs, and the notes, as plain text."""
+        table = [COLUMNS, *self.rows()]
+        widths = [max(map(len, column)) for column in zip_longest(*table, fillvalue="")]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("a compiled model cannot be copied or pickled: it holds threads and addresses; compile the model again")

@@ -26,7 +26,7 @@ def experiment_table(experiment: Experiment, summaries: Summaries) -> Table:
 def overview_table(summaries: Summaries) -> Table:
     """Return all experiments with their datasets, number of runs and estimated cost."""
     cost = CostEstimate(summaries.values())
-    table = Table(title="optg reproduce NAME", title_justify="left")
+    table = Table(title="optg reproduce NAME", title_justify="left", caption_justify="left")
     for column in ("name", "title", "dataset", "runs", "epochs", "hours"):
         left = column in ("name", "title", "dataset")
         table.add_column(column, justify="left" if left else "right", overflow="fold")

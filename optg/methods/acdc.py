@@ -24,8 +24,7 @@ class ACDC(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (0 <= self.start <= 1 and 0 < self.phase <= 1 and 0 <= self.final <= 1):
-            given = f"start is {self.start}, phase is {self.phase}, final is {self.final}"
-            raise ValueError(f"{given}; expected shares of training from 0 to 1, and a phase above 0")
+            raise ValueError(f"{self}; expected start, phase and final from 0 to 1, and phase above 0")
 
     def sparse(self, clock: Clock) -> bool:
         """Return whether the next step is in a sparse phase. The phase before the last is dense, and longer if need be."""

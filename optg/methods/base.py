@@ -45,6 +45,7 @@ class Method:
     needs_target: ClassVar[bool] = True  # `sparsify` must be told the sparsity and the length of training
     learns_sparsity: ClassVar[bool] = False  # the sparsity follows from training, whatever the target
     needs_minimization: ClassVar[bool] = False  # it learns from the gradient's sign, so the loss must be minimized
+    needs_all_gradients: ClassVar[bool] = False  # of all weights at once: it works with a single optimizer only
     renamed: ClassVar[dict[str, str]] = {}  # options of earlier versions: old name -> new name
 
     def __post_init__(self) -> None:
@@ -107,6 +108,11 @@ class Method:
     def soft_threshold(self) -> SoftThreshold | None:
         """Return the numbers behind `effective` if it is a soft threshold, so that all layers can be computed at once."""
         return None
+
+    def release(self) -> None:
+        """Free what was learned beside the weights: training has ended."""
+        self.state = {}
+        vars(self).pop("sgd", None)  # a ScoreSGD, whose lists are the state's
 
     def layers(self, kind: str) -> list[Tensor]:
         """Return one list of the state."""
@@ -197,18 +203,25 @@ class Gradual(Method):
         weights.cut(self.ranked(weights), sparsity, self.budget)
 
     def period(self, clock: Clock) -> int:
-        """Return the steps between two cuts."""
-        return self.every or self.every_epochs * clock.steps_per_epoch
+        """Return the step of the first regular cut."""
+        return self.every or clock.end_of(self.every_epochs)
+
+    def is_regular(self, clock: Clock) -> bool:
+        """Return whether this step is a multiple of `every` steps, or of `every_epochs` epochs."""
+        if self.every:
+            return clock.step % self.every == 0
+        return clock.between_epochs and clock.epochs_before(clock.step) % self.every_epochs == 0
 
     def last_cut(self, clock: Clock) -> int:
         """Return the step of the cut that reaches the target: the last regular one up to `end`, with steps left after it."""
-        every, end = self.period(clock), min(round(self.end * clock.total), clock.total - 1)
-        regular = end - end % every
+        end = min(round(self.end * clock.total), clock.total - 1)
+        epochs = clock.epochs_before(end)
+        regular = end - end % self.every if self.every else clock.end_of(epochs - epochs % self.every_epochs)
         return max(1, regular if regular and regular >= self.start * clock.total else end)
 
     def due(self, clock: Clock) -> bool:
         last = self.last_cut(clock)
-        regular = clock.step % self.period(clock) == 0 and clock.step > 0 and clock.progress >= self.start
+        regular = self.is_regular(clock) and clock.step > 0 and clock.progress >= self.start
         return clock.step == last or (regular and (clock.step < last or self.keeps_cutting))
 
     def sparsity(self, weights: SparseWeights, clock: Clock) -> float:

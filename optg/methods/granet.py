@@ -17,6 +17,7 @@ from optg.methods.rigl import RigL
 @dataclass
 class GraNet(RigL):
     paper: ClassVar[str] = "Liu et al. 2021"
+    needs_all_gradients: ClassVar[bool] = True
 
     schedule: str = "cubic"
     initial: float = 0.5
@@ -38,5 +39,5 @@ class GraNet(RigL):
         return self.until
 
     def due(self, clock: Clock) -> bool:
-        late = self.last_cut(clock) < clock.step <= self.until * clock.total and clock.step % self.period(clock) == 0
+        late = self.last_cut(clock) < clock.step <= self.until * clock.total and self.is_regular(clock)
         return late or super().due(clock)

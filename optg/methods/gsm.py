@@ -22,6 +22,8 @@ class GSM(Method):
     when: ClassVar[str] = "after"
     revives: ClassVar[bool] = False
 
+    needs_all_gradients: ClassVar[bool] = True
+
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         grads, values = weights.grads, weights.values
         known = dict[int, Tensor]()

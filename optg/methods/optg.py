@@ -32,9 +32,8 @@ class OptG(Gradual):
 
     schedule: str = "sigmoid"
     end: float = 1.0
-    score_lr: Literal["sparsity", "weight"] | float = (
-        "sparsity"  # learning rate of the scores: Eq. 16, that of the weights, or a number
-    )
+    # learning rate of the scores: sparsity (Eq. 16), weight (that of the weights), or a number
+    score_lr: Literal["sparsity", "weight"] | float = "sparsity"
     momentum: float = 0.9  # of the scores
     dormant_decay: bool = True  # momentum and weight decay go on moving dormant weights
 
@@ -59,10 +58,12 @@ class OptG(Gradual):
         self.warn_of_a_jump(weights, clock)
         self.sgd = ScoreSGD(weights.zeros_like(), self.momentum)
         self.state = {"scores": self.sgd.scores, "momenta": self.sgd.momenta}
-        self.factor = self.sgd.scores[0].new_zeros(())  # Eq. 16: η_m / η_w
+        self.factor, self.epoch = self.sgd.scores[0].new_zeros(()), 0  # Eq. 16: η_m / η_w, and the epoch it is of
 
     def set_time(self, clock: Clock) -> None:
-        self.factor.fill_(self.rate_at(clock))
+        if clock.epoch != self.epoch:
+            self.epoch = clock.epoch
+            self.factor.fill_(self.rate_at(clock))
 
     def rate_at(self, clock: Clock) -> float:
         alpha = self.alpha or default_alpha(clock.epochs)

@@ -1,8 +1,7 @@
 """Rigging the Lottery: Making All Tickets Winners. Evci et al., 2020 (arXiv:1911.11134).
 
-Train sparse from the first step. Every few steps and in each layer, drop the share f(t) of the kept weights that have the
-least magnitude, and grow as many where the dense gradient is largest: f(t) = fraction · (1 + cos(πt / T_end)) / 2.
-Grown weights start at 0.
+Train sparse from the first step. Every few steps, each layer drops the share f(t) of its kept weights of least magnitude and
+grows as many, at 0, where the dense gradient is largest: f(t) = fraction · (1 + cos(πt / T_end)) / 2.
 """
 
 import math

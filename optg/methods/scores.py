@@ -21,7 +21,7 @@ class ScoreSGD:
         if grads := weights.grads:
             lists = weights.masks, weights.values, self.momenta, self.scores, rates
             picked = ([tensors[i] for i in grads] for tensors in lists)
-            weights.passes.accumulate(list(grads.values()), *picked, weights.unless_skipped(self.momentum, 1.0))
+            weights.passes.accumulate(list(grads.values()), *picked, self.momentum, weights.skipped)
 
     def step(self, weights: SparseWeights, layers: list[int], directions: list[Tensor], rates: list[Tensor]) -> None:
         """Step along a direction for each of some layers."""

@@ -60,7 +60,8 @@ class Supermask(Gradual):
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         if not (grads := weights.grads):
             return
-        values, scores = [weights.values[i] for i in grads], [self.sgd.scores[i] for i in grads]
+        values = weights.values
+        values, scores = [values[i] for i in grads], [self.sgd.scores[i] for i in grads]
         directions = torch._foreach_mul(torch._foreach_mul(list(grads.values()), values), torch._foreach_sign(scores))
         torch._foreach_add_(directions, scores, alpha=self.decay)
         self.sgd.step(weights, list(grads), list(directions), lr)

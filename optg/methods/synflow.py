@@ -20,7 +20,7 @@ class SynFlow(Method):
     when: ClassVar[str] = "before"
     revives: ClassVar[bool] = False
 
-    rounds: int = 100
+    rounds: int = 100  # number of cuts, each of which removes the same share of the remaining weights
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,7 @@ from optg.methods.base import Gradual
 class Taylor(Gradual):
     paper: ClassVar[str] = "Molchanov et al. 2019"
     revives: ClassVar[bool] = False
+    needs_all_gradients: ClassVar[bool] = True
 
     every: int | None = 100
 

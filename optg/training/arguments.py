@@ -4,7 +4,9 @@ Which flags exist depends on the method, and their defaults on the recipe. So --
 everything is parsed against that recipe and that method.
 """
 
-from dataclasses import dataclass, fields, make_dataclass
+import inspect
+import re
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,19 +53,37 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     method = build_method(plan, first.recipe)  # only its fields are used: they become the --method flags
     if method.when == "never" or not method.needs_target:
         plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
+    documented = with_help(type(method))
     everything = make_dataclass(
         "Train",
         [
             ("first", Annotated[RecipeAndMethod, tyro.conf.arg(name="")]),
             ("options", Annotated[TrainOptions, tyro.conf.arg(name="")]),
             ("recipe", Annotated[Recipe, tyro.conf.arg(name="")]),
-            ("method", Annotated[type(method), tyro.conf.arg(help=f"options of {plan.method}")]),
+            ("method", Annotated[documented, tyro.conf.arg(help=f"options of {plan.method}")]),
         ],
     )
-    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), plan.recipe, method)
+    options = documented(**{f.name: getattr(method, f.name) for f in fields(method)})
+    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), plan.recipe, options)
     given: Any = tyro.cli(everything, args=args, default=default, prog="optg train", description=DESCRIPTION)
     usual = defaults(plan.method)
     values = {f.name: getattr(given.method, f.name) for f in fields(given.method)}
     plan.methods = {plan.method: {name: value for name, value in values.items() if value != usual[name]}}
     plan.recipe = check(given.recipe, "command line")
     return plan, given.options
+
+
+def with_help(method: type[Any]) -> type[Any]:
+    """Return a subclass whose every option has help: its comment, or that of the option it overrides in a base class."""
+    options = []
+    for option in fields(method):
+        comments = (comment_of(base, option.name) for base in method.__mro__ if option.name in vars(base))
+        text = tyro.conf.arg(help=next(filter(None, comments), None))
+        options.append((option.name, Annotated[option.type, text], field(default=option.default)))
+    return make_dataclass(method.__name__, options, bases=(method,))
+
+
+def comment_of(owner: type[Any], option: str) -> str | None:
+    """Return the comment in the source code at the end of an option's line, or on the line above it."""
+    found = re.search(rf"(?m)^(?:    # (.*)\n)?    {option}: .*?(?:  # (.*))?$", inspect.getsource(owner))
+    return (found[2] or found[1]) if found else None

@@ -52,10 +52,9 @@ def run_training(plan: Plan, options: "TrainOptions") -> None:
     with start(options.parallel, options.device) as parallel:
         summary = finished_summary(folder)
         if summary is None:
-            setup = set_up(plan, parallel)
             tensorboard = path if options.tensorboard and parallel.is_first else None
-            with TrainingProgress(path.name, console, silent=not parallel.is_first, tensorboard=tensorboard) as progress:
-                summary = train_in(folder, plan, setup, parallel, progress, policy)
+            progress = TrainingProgress(path.name, console, silent=not parallel.is_first, tensorboard=tensorboard)
+            summary = train_in(folder, plan, parallel, progress, policy)
     if parallel.is_first:
         console.print(
             f"{plan.method}: accuracy {summary['accuracy']:.2%} at sparsity {summary['sparsity']:.2%}, "
@@ -70,14 +69,19 @@ def folder_name(plan: Plan) -> str:
 
 
 def train_in(
-    folder: RunFolder, plan: Plan, setup: Setup, parallel: Parallel, progress: "TrainingProgress", policy: CheckpointPolicy
+    folder: RunFolder, plan: Plan, parallel: Parallel, progress: "TrainingProgress", policy: CheckpointPolicy
 ) -> dict[str, Any]:
-    """Train in a run folder. The first process writes its files and returns the summary."""
+    """Train in a run folder. The first process writes its files and returns the summary.
+
+    The model lives only in this function: freeing a DDP model after its process group was destroyed can deadlock.
+    """
+    setup = set_up(plan, parallel)
     if not parallel.is_first:
-        train(setup, folder, parallel, progress, policy)
-        gather_model(setup)
-        return {}
-    with folder.locked():
+        with progress:
+            train(setup, folder, parallel, progress, policy)
+            gather_model(setup)
+            return {}
+    with folder.locked(), progress:
         folder.write("recipe.toml", recipe.dump(plan))
         metrics = train(setup, folder, parallel, progress, policy)
         tensors = gather_model(setup)
@@ -107,9 +111,10 @@ def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
         for text in (path.read_text(errors="replace"), recipe.dump(plan))
     )
     if before != now:
-        added, removed = ("; ".join(line for line in sorted(lines) if line) for lines in (now - before, before - now))
-        change = f"{added} is new" if added else f"{removed} is gone"
-        raise recipe.RecipeError(f"{folder.path} holds a run with another recipe ({change}); give another --output")
+        there, here = (", ".join(line for line in sorted(lines) if line) or "–" for lines in (before - now, now - before))
+        raise recipe.RecipeError(
+            f"{folder.path} holds a run with other settings (there: {there}; here: {here}); give another --output"
+        )
 
 
 def gather_model(setup: Setup) -> dict[str, Tensor]:

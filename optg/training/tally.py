@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optg.core.clock import Clock
 from optg.sparsifier import Sparsifier
 from optg.training.parallel import Parallel
 from optg.training.rates import learning_rate
@@ -55,7 +54,7 @@ class EpochTally:
         revived by it].
         """
         sparsifier, weights, clock = self.sparsifier, self.sparsifier.weights, self.sparsifier.clock
-        last = Clock(clock.epochs, clock.steps_per_epoch, clock.step - 1)
+        last = clock.at(clock.step - 1)
         rate = learning_rate(recipe, last)
         loss, (removed, revived) = float(torch.stack(self.losses).mean()), self.moved.tolist()
         seconds = self.seconds  # after the sync: now all steps are complete

@@ -36,3 +36,24 @@ def test_the_command_says_which_package_is_missing(missing: str, arguments: list
     done = run_without((missing,), program)
     assert done.returncode != 0 and len(done.stderr.splitlines()) == 1, done.stderr
     assert missing in done.stderr and "pip install 'optg[cli]'" in done.stderr
+
+
+def test_the_library_needs_no_package_of_the_command_line() -> None:
+    program = """
+import torch, optg
+from optg.data import digits
+
+images, labels = digits.load()[1]
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sparsifier = optg.sparsify(model, optimizer, sparsity=0.9, epochs=2, steps_per_epoch=1)
+for _ in range(2):
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+sparsifier.finish()
+assert sparsifier.layers()[0].kept == 64
+fast = optg.compile(model, images[:1])
+assert torch.allclose(fast(images), model(images), atol=1e-4) and "1.weight" in repr(fast)
+"""
+    done = run_without(("rich", "tyro", "PIL", "matplotlib"), program)
+    assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ LAYERS = [
     {"training"},
     {"data", "models", "integrations"},
     {"sparsifier"},
+    {"step"},
     {"methods"},
     {"core"},
     {"files", "machine", "naming", "terminal"},
@@ -25,7 +26,7 @@ LAYERS = [
 HEIGHTS = {name: height for height, layer in enumerate(reversed(LAYERS)) for name in layer}
 ENTRY_POINTS = {"", "__main__"}  # optg/__init__.py forwards to every layer; optg/__main__.py starts the command line
 
-SPARSE_TRAINING = ("core", "methods", "sparsifier")
+SPARSE_TRAINING = ("core", "methods", "step", "sparsifier")
 ALLOWED_PACKAGES = {"torch", "numpy", "optg", *sys.stdlib_module_names}
 MAY_USE_TRITON = "optg.core.passes."  # imported only where tensors are on a GPU; the CUDA builds of torch bring Triton
 CLI_PACKAGES = ("rich", "tyro", "PIL", "matplotlib", "safetensors")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import optg as package
 from optg import cli
 from tests.cli.calling import call, optg, refusal
 from tests.training.runs import ENVIRONMENT
@@ -60,6 +61,11 @@ def test_no_command_shows_the_help(monkeypatch, capsys):
     assert "commands:" in capsys.readouterr().out
 
 
+def test_the_version(monkeypatch, capsys):
+    call(monkeypatch, "--version")
+    assert capsys.readouterr().out == f"optg {package.__version__}\n"
+
+
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_explains_itself(command, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
@@ -74,7 +80,7 @@ def test_an_unknown_command_is_refused():
 
 
 def test_an_unknown_command_without_a_similar_one_is_refused(monkeypatch, capsys):
-    assert "unknown command 'nonsense'; Known: train," in refusal(monkeypatch, capsys, "nonsense")
+    assert "unknown command 'nonsense'; known: train," in refusal(monkeypatch, capsys, "nonsense")
 
 
 def test_an_error_in_a_users_own_code_shows_where(tmp_path):

@@ -1,8 +1,11 @@
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
+from optg.methods import METHODS
+from optg.training.arguments import with_help
 from tests.cli.calling import call, optg, refusal
 from tests.training.runs import SMALL, masks
 from tests.training.runs import optg as run_optg
@@ -18,6 +21,13 @@ FLAGS = [
 def test_help_shows_the_options_of_the_method_and_no_code_comments():
     text = optg("train", "--method", "rigl", "--help").stdout
     assert "options of rigl" in text and "--method.fraction" in text and "type:" not in text and "fmt:" not in text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_of_a_method_has_help(method):
+    for option in fields(with_help(METHODS[method])):
+        text = option.type.__metadata__[0].help
+        assert text and not text.startswith(("fmt:", "type:", "noqa")), option.name
 
 
 def test_help_shows_every_flag(monkeypatch, capsys):

@@ -18,7 +18,7 @@ import {module}
 """
 
 
-@pytest.mark.parametrize("module", ["graph", "onnx", "packed", "preprocessing"])
+@pytest.mark.parametrize("module", ["compile", "graph", "onnx", "packed", "preprocessing"])
 def test_module_needs_no_package_of_the_command_line(module: str) -> None:
     program = PROGRAM.format(module=f"optg.deploy.{module}")
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -69,10 +69,10 @@ def test_it_takes_no_sparsity_and_no_nan():
 def test_other_methods_name_what_they_miss():
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="optg needs `sparsity=` and `epochs=` and `steps_per_epoch=`"):
-        optg.sparsify(model, optimizer)
-    with pytest.raises(TypeError, match="gmp needs `sparsity=`; only method='keep' does not"):
-        optg.sparsify(model, optimizer, "gmp", epochs=2, steps_per_epoch=2)
+    with pytest.raises(TypeError, match="optg needs `sparsity=`, the share of weights to remove"):
+        optg.sparsify(model, optimizer, steps=10)
+    with pytest.raises(ValueError, match="the length of training is not clear"):
+        optg.sparsify(model, optimizer, "gmp", sparsity=0.5)
 
 
 @pytest.mark.parametrize("method", ["gmp", "optg", "rigl", "dense"])

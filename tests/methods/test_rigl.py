@@ -86,7 +86,7 @@ def test_a_clean_state_is_what_the_optimizer_begins_with(state):
     values = optimizer.state[model.weight][state]
     values.fill_(7.0)
     where = torch.rand(16, 16) < 0.5
-    clear_state(sparsifier.optimizer, sparsifier.weights.parameters[0], where)
+    clear_state(sparsifier.optimizer, sparsifier.weights.parameters[0], 0, where)
     clean = torch.tensor({"step_size": 0.01, "sum": 0.1}[state])
     assert values.equal(torch.where(where, clean, torch.tensor(7.0)))
 

@@ -107,7 +107,8 @@ def test_a_layer_that_loses_everything_is_named():
     # L = 16, the sum over paths, of which 4 pass through each weight of the outer layers and 1 through each of the 16 between
     with pytest.warns(UserWarning) as caught:
         sparsifier = attach(model, sparsity=2 / 3, loss=lambda model, x: model(x).sum(), batches=[torch.ones(1, 1)])
-    assert [str(w.message) for w in caught] == ["layer collapse: snip has removed all 16 weights of 1.weight at step 0"]
+    named = "layer collapse: snip has removed all 16 weights of 1.weight at step 0. "
+    assert [str(w.message) for w in caught] == [f"{named}sparsify(..., floor=0.02) keeps 2 % of every layer"]
     assert caught[0].filename == __file__  # it points at the caller of sparsify
     assert [int(m.sum()) for m in sparsifier.masks.values()] == [4, 0, 4]
     with warnings.catch_warnings(action="error"):  # once is enough

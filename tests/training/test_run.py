@@ -87,11 +87,11 @@ def test_only_the_data_folder_of_a_run_may_change(tmp_path):
     after.recipe.lr = 0.3
     refuse_other_plan(after, folder)  # accepted: the folder has no results yet
     (folder.checkpoints / "step-000000001").mkdir(parents=True)
-    with pytest.raises(recipe.RecipeError, match=r"\(lr = 0.3 is new\)"):
+    with pytest.raises(recipe.RecipeError, match=r"\(there: lr = 0.05; here: lr = 0.3\)"):
         refuse_other_plan(after, folder)
     before.methods = {"optg": {"alpha": 1.0}}
     (tmp_path / "recipe.toml").write_text(recipe.dump(before))
-    with pytest.raises(recipe.RecipeError, match=r"\(\[methods.\"optg\"\]; alpha = 1.0 is gone\)"):
+    with pytest.raises(recipe.RecipeError, match=r"\(there: \[methods.\"optg\"\], alpha = 1.0; here: –\)"):
         refuse_other_plan(Plan(before.recipe), folder)
 
 

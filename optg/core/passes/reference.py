@@ -73,13 +73,15 @@ def accumulate(
     momenta: list[Tensor],
     scores: list[Tensor],
     rates: list[Tensor],
-    momentum: float | Tensor,
+    momentum: float,
+    skipped: Tensor | None,
 ) -> None:
     """Add OptG's criterion to the scores (Eq. 10 with momentum), then zero the gradients of removed weights.
 
-    m ← μ·m + g·w, score ← score − η·m, with a learning rate per layer.
+    m ← μ·m + g·w, score ← score − η·m, with a learning rate per layer. If `skipped` is True on the device, gradients and rates
+    are 0, and the momenta must stay as they are too.
     """
-    torch._foreach_mul_(momenta, momentum)
+    torch._foreach_mul_(momenta, momentum if skipped is None else torch.where(skipped, 1.0, momentum))
     torch._foreach_addcmul_(momenta, grads, values)
     torch._foreach_addcmul_(scores, momenta, rates, value=-1.0)
     mask(grads, masks)
@@ -100,7 +102,9 @@ def select(scores: Sequence[Tensor], zeros: Zeros, shards: Shards | None = None)
     if isinstance(zeros, int):
         return select_together(scores, zeros, shards)
     wanted = zeros.tolist() if isinstance(zeros, Tensor) else zeros
-    cuts = [select_together([s], z, shards and shards.of([i])) for i, (s, z) in enumerate(zip(scores, wanted))]
+    from optg.core.passes import choose  # on several GPUs each tensor is counted on its own
+
+    cuts = [choose([s]).select([s], int(z), shards and shards.of([i])) for i, (s, z) in enumerate(zip(scores, wanted))]
     return Cuts(*(torch.cat([t.to(scores[0].device) for t in column]) for column in zip(*cuts)))
 
 

@@ -22,12 +22,12 @@ class Table(NamedTuple):
 class Tables:
     """Makes tables and caches them by address: parameters, masks and latent weights stay in place, and gradients mostly do."""
 
-    KEPT = 64  # recently used tables, besides those that CUDA graphs use
+    KEPT = 16  # recently used tables, besides those that CUDA graphs use
 
     def __init__(self) -> None:
         self.tables: dict[Any, Table] = {}
         self.spare: dict[Any, Tensor] = {}  # one pinned tensor per shape: none can be allocated during a capture
-        self.captured: list[Any] = []  # what graphs read at each replay: a few kB per graph
+        self.captured: list[Any] = []  # what graphs read at each replay
 
     def __call__(self, *lists: Sequence[Tensor]) -> Table | None:
         """Return the table of parallel lists of tensors; None if kernels cannot sweep over them."""

@@ -25,7 +25,8 @@ SCORE_CUTS = 8  # how often the mask is cut while OptG's scores are learned
 
 @dataclass
 class Paradox:
-    what: Annotated[str, tyro.conf.Positional]  # a run folder, one of its checkpoints, or a model's name
+    # run folder, one of its checkpoints, or a model's name
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT|MODEL")]
     data: str | None = None  # digits, cifar10, …, package.module:function; by default the run's data
     folder: str | None = None  # folder that has the data
     criteria: tuple[str, ...] = CRITERIA  # criteria that choose the weights to remove
@@ -71,8 +72,9 @@ def paradox(options: Paradox) -> None:
 
         source = "its checkpoint's scores" if scores else f"scores of {options.accumulate} steps on frozen weights"
         console.print(
-            f"{options.what}: {subject.size:,} weights, loss {subject.original_loss:.4f} on {options.batches} batches of "
-            f"{options.batch_size}" + (f"; optg uses {source}" if "optg" in options.criteria else ""),
+            f"{options.what}: {subject.size:,} weights, loss {subject.original_loss:.4f} on {options.batches} "
+            f"batch{'es' if options.batches > 1 else ''} of {options.batch_size}"
+            + (f"; optg uses {source}" if "optg" in options.criteria else ""),
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         criteria = build_criteria(options, scores, training_batches)

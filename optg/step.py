@@ -1,0 +1,143 @@
+"""The order of one sparse training step, in the hooks of the optimizer:
+
+pre-hook     parameters <- latent; the method routes the gradients
+post-hook    latent <- parameters; clock += 1; the method may change the mask; parameters <- effective
+"""
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from optg.core.alarms import CollapseWatch, ZerosWatch
+from optg.core.amp import return_loss, unscale
+from optg.core.clock import Clock
+from optg.core.optimizers import ATTACHED, MARK, Round
+from optg.core.state import FirstMask
+from optg.core.weights import SparseWeights
+from optg.methods import Method
+
+
+def refuse_copies(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Raise if this optimizer is a copy of one that trains a sparse model: torch copies optimizers without their hooks."""
+    if MARK in optimizer.defaults and optimizer not in ATTACHED:
+        raise RuntimeError(
+            "this optimizer is a copy of one that trains a sparse model, without its sparsifier: it would train dense. Call "
+            "sparsify on the copied model and optimizer, then load_state_dict with the original sparsifier's state_dict"
+        )
+
+
+register_optimizer_step_pre_hook(refuse_copies)
+
+
+class SparseStep:
+    """Hooks into one optimizer, or into several that train one model."""
+
+    def __init__(
+        self, name: str, method: Method, weights: SparseWeights, clock: Clock, optimizers: list[torch.optim.Optimizer]
+    ) -> None:
+        self.method, self.weights, self.clock = method, weights, clock
+        self.first_mask: FirstMask | None = None  # until the first step
+        self.zeros: ZerosWatch | None = None  # until the first step
+        self.collapse = CollapseWatch(name, weights)
+        self.collapse.warn(clock)
+        self.round = Round(optimizers, weights.parameters, weights.devices[0]) if len(optimizers) > 1 else None
+        self.inside = False  # inside a step the parameters hold latent weights
+        self.hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers]
+        self.hooks += [o.register_step_post_hook(self._after_step) for o in optimizers]
+
+    @torch.compiler.disable
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if self.zeros:
+            self.zeros.warn()
+        self.first_mask = self.zeros = None
+        if self.method.when == "never":
+            return args, kwargs
+        weights, method, clock = self.weights, self.method, self.clock
+        with torch.no_grad():
+            self.leave()
+            weights.check()
+            if self.round:
+                if optimizer in self.round.stepped:
+                    self.end_round()
+                weights.active, weights.active_index = self.round.layers[optimizer], self.round.index[optimizer]
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer itself
+            if closure:
+                with torch.enable_grad():
+                    loss = closure()  # on effective weights
+            self.inside = True
+            weights.skipped = unscale(optimizer) if getattr(optimizer, "found_inf", None) is not None else None
+            weights.show_latent()
+            if method.due_before_update(clock) and not (weights.skipped is not None and weights.skipped):
+                method.exchange(weights, clock)  # a skipped step has no gradient to grow by; asking waits for the device
+            method.after_backward(weights, clock, weights.learning_rates())
+        return (args[:1], {**kwargs, "closure": return_loss(loss, optimizer)}) if closure else (args, kwargs)
+
+    @torch.compiler.disable
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self.method.when == "never":
+            if not capturing and (self.round is None or self.round.add(optimizer)):
+                self._move_clock()
+            return
+        with torch.no_grad():
+            if self.method.freezes_dormant:
+                self.weights.show_latent()  # undo what the optimizer did to dormant weights
+            if capturing:
+                self.weights.settle()  # the host's part of the step is `advance`, after each replay
+            elif self.round:
+                self.weights.settle()
+                if self.round.add(optimizer):
+                    self.end_round()
+            else:
+                self._end_step()
+            self.inside, self.weights.active = False, None
+
+    def end_round(self) -> None:
+        """End the step of all optimizers together."""
+        assert self.round
+        self.round.stepped.clear()
+        self.weights.active = None
+        self.weights.show_latent()
+        self._end_step()
+
+    def _end_step(self) -> None:
+        """Move the clock and, if due, the mask; then show effective weights. The parameters hold latent ones."""
+        self._move_clock()
+        if self.clock.step <= self.clock.total and self.method.due_after_update(self.clock):
+            if self.weights.latent is None:
+                self.weights.show_effective()  # momentum may have moved removed weights, which are 0 at a cut
+            self.method.after_update(self.weights, self.clock)
+        if self.clock.at_epoch_start or self.clock.step == self.clock.total:
+            self.collapse.warn(self.clock)
+        self.weights.settle()
+
+    def _move_clock(self) -> None:
+        self.clock.tick()
+        self.method.set_time(self.clock)
+
+    def leave(self) -> None:
+        """Show effective weights again if a step was interrupted between the hooks."""
+        if self.inside:
+            self.weights.show_effective()
+            self.inside, self.weights.active = False, None
+
+    def advance(self) -> None:
+        """Count a step that the hooks did not see: one replayed from a CUDA graph, or one that a GradScaler skipped."""
+        self.leave()
+        self.weights.check()
+        if self.method.due(self.clock.at(self.clock.step + 1)):
+            self.weights.show_latent()
+            self._end_step()
+        else:
+            self._move_clock()
+
+    def end_partial_round(self) -> None:
+        """End a step that some of several optimizers have not taken."""
+        if self.round and self.round.stepped:
+            self.end_round()
+
+    def remove_hooks(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = []
