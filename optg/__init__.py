@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optg import methods
+    from optg.core.layer_kinds import prunable
     from optg.deploy.compile import compile
     from optg.deploy.export import save
     from optg.deploy.packed import load
     from optg.sparsifier import Sparsifier, sparsify
 
-__all__ = ["Sparsifier", "compile", "load", "methods", "save", "sparsify"]
+__all__ = ["Sparsifier", "compile", "load", "methods", "prunable", "save", "sparsify"]
 __version__ = "0.1.0"
-HOMES = {"compile": "optg.deploy.compile", "load": "optg.deploy.packed", "save": "optg.deploy.export"}
+HOMES = {
+    "compile": "optg.deploy.compile",
+    "load": "optg.deploy.packed",
+    "prunable": "optg.core.layer_kinds",
+    "save": "optg.deploy.export",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from optg.core.alarms import reach_target
+from optg.core.alarms import ZerosWatch, reach_target
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
-from optg.core.clock import Clock
+from optg.core.clock import ENDLESS, Clock
+from optg.core.coverage import warn_of_coverage
+from optg.core.floors import Floor
 from optg.core.optimizers import attach, detach, join, refuse_attached
 from optg.core.probe import Loss, Probe
 from optg.core.prunable import Pattern, as_patterns, find_axes, find_holders, find_prunable
-from optg.core.refusals import refuse_fsdp1, refuse_optimizer, refuse_parameters, refuse_sparsity
+from optg.core.refusals import refuse_fsdp1, refuse_optimizer, refuse_parameters, refuse_sparsity, refuse_target
 from optg.core.state import FirstMask, StateParts, by_name
-from optg.core.summary import LayerSummary, as_table, summarize
+from optg.core.summary import LayerSummary, as_table, describe_progress, summarize
 from optg.core.truth import Verification, refuse_nonfinite, remove_again, verify
 from optg.core.weights import SparseWeights
 from optg.methods import Method, resolve
@@ -35,12 +37,14 @@ def sparsify(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     method: str | Method = "optg",
     *,
-    sparsity: float,
+    sparsity: float | None = None,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
     steps: int | None = None,
     include: Pattern | Iterable[Pattern] | None = None,
     exclude: Pattern | Iterable[Pattern] = (),
+    floor: float = 0.0,
+    floor_by: str = "part",
     loss: Loss | None = None,
     batches: Iterable[Any] | None = None,
 ) -> "Sparsifier":
@@ -51,29 +55,42 @@ def sparsify(
             optimizers of its parameters, which then share one budget.
         method: a name from `optg.methods.METHODS`, or an instance of a method with options of its own.
         sparsity: the share of weights to remove, 0 ≤ sparsity < 1. Exactly ⌈sparsity · N⌉ of N weights will be 0.
+            Every method but "keep" needs it, and the length of training.
         steps: the length of training, in calls of `optimizer.step()`.
         epochs, steps_per_epoch: the other way to give it. Methods that cut once per epoch follow these epochs; with `steps`
             alone they take min(100, steps) epochs of equal length.
-        include: prune only these weights, given as module classes or shell patterns for names ("encoder.*"). By default all
-            trained weights of linear, convolution and attention layers.
+        include: prune only these weights, given as module classes or shell patterns for names ("encoder.*"). `...` stands for
+            the default: all trained weights of linear, convolution, attention and recurrent layers, experts, and classes
+            given to `optg.prunable`.
         exclude: do not prune these weights, given in the same way.
+        floor, floor_by: the share of its weights that each part of a layer keeps at least (`floor_by="part"`: an LSTM's gate,
+            an expert, most often the whole layer), or each output neuron (`floor_by="output"`).
         loss, batches: for methods that prune before training: the loss as a function of the model and a batch, and an
             iterable of batches, such as the training loader, of which only the first ones are used.
     """
-    refuse_sparsity(sparsity)
     name, chosen = resolve(method)
+    refuse_target(name, chosen.needs_target, sparsity)
+    target = 0.0 if sparsity is None else sparsity
+    refuse_sparsity(target)
     optimizers, joint = join(optimizer)
     for one in optimizers:
         refuse_optimizer(one, type(chosen).__name__, chosen.needs_minimization)
     if len(optimizers) > 1 and chosen.needs_all_gradients:
         raise ValueError(f"{name} uses the gradients of all weights at once, so it works with a single optimizer only")
     refuse_fsdp1(model)
-    parameters = find_prunable(model, None if include is None else as_patterns(include), as_patterns(exclude))
+    patterns = None if include is None else as_patterns(include), as_patterns(exclude)
+    parameters = find_prunable(model, *patterns)
     refuse_parameters(parameters, joint)
     refuse_attached(optimizers, parameters)
+    warn_of_coverage(model, parameters, *patterns)
     holders = find_holders(model, parameters)
-    weights = SparseWeights(parameters, joint, float(sparsity), find_axes(model, parameters), holders)
-    clock = Clock.of(epochs, steps_per_epoch, steps)
+    weights = SparseWeights(parameters, joint, float(target), find_axes(model, parameters), holders)
+    if floor:
+        if not chosen.needs_target:
+            raise ValueError(f"{name} keeps the zeros that the model has; leave out `floor`")
+        weights.mask_set.set_floor(Floor(floor, floor_by), weights.axes, weights.target)
+    endless = not chosen.needs_target and (epochs, steps_per_epoch, steps) == (None, None, None)
+    clock = Clock(1, ENDLESS) if endless else Clock.of(epochs, steps_per_epoch, steps)
     return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches), optimizers)
 
 
@@ -92,7 +109,7 @@ class Sparsifier:
     ) -> None:
         self.name, self.method, self.weights, self.clock = name, method, weights, clock
         self.model, self.optimizers, self.optimizer = probe.model, optimizers, weights.optimizer
-        before = [v.clone() for v in weights.values]
+        before, zeros = [v.clone() for v in weights.values], ZerosWatch(weights, expected=not method.needs_target)
         method.prepare(weights, clock, probe)
         method.set_time(clock)
         if method.keeps_pruned:
@@ -103,6 +120,7 @@ class Sparsifier:
         self._step = SparseStep(name, method, weights, clock, optimizers)
         if not all(map(torch.equal, before, weights.values)):
             self._step.first_mask = FirstMask(before, weights)
+        self._step.zeros = zeros
         attach(optimizers, weights.parameters)
 
     # ---- unusual steps
@@ -145,7 +163,7 @@ class Sparsifier:
 
     def summary(self) -> "Table":
         """Return `layers()` as a table to print: `rich.print(sparsifier.summary())`."""
-        return as_table(self.layers(), f"{self.name}, step {self.clock.step} of {self.clock.total}")
+        return as_table(self.layers(), f"{self.name}, {self.clock.position}")
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -181,7 +199,7 @@ class Sparsifier:
             options = {self.method.renamed.get(key, key): value for key, value in state["options"].items()}
             state = {**state, "options": options}
         self._parts.load(state, self._step.first_mask)
-        self._step.first_mask = None
+        self._step.first_mask = self._step.zeros = None
         self.method.set_time(self.clock)
         self.weights.show_effective()
 
@@ -233,5 +251,4 @@ class Sparsifier:
         )
 
     def __repr__(self) -> str:
-        progress = f"sparsity {self.sparsity:.4f} of {self.weights.target}, step {self.clock.step} of {self.clock.total}"
-        return f"Sparsifier({self.method}, {progress})"
+        return f"Sparsifier({self.method}, {describe_progress(self.weights, self.clock, self.method.needs_target)})"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from optg.core.alarms import CollapseWatch
+from optg.core.alarms import CollapseWatch, ZerosWatch
 from optg.core.amp import return_loss, unscale
 from optg.core.clock import Clock
 from optg.core.optimizers import ATTACHED, MARK, Round
@@ -38,6 +38,7 @@ class SparseStep:
     ) -> None:
         self.method, self.weights, self.clock = method, weights, clock
         self.first_mask: FirstMask | None = None  # until the first step
+        self.zeros: ZerosWatch | None = None  # until the first step
         self.collapse = CollapseWatch(name, weights)
         self.collapse.warn(clock)
         self.round = Round(optimizers, weights.parameters, weights.devices[0]) if len(optimizers) > 1 else None
@@ -47,7 +48,9 @@ class SparseStep:
 
     @torch.compiler.disable
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self.first_mask = None
+        if self.zeros:
+            self.zeros.warn()
+        self.first_mask = self.zeros = None
         if self.method.when == "never":
             return args, kwargs
         weights, method, clock = self.weights, self.method, self.clock

@@ -139,3 +139,14 @@ def printed(table: Table) -> str:
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(table)
     return console.export_text()
+
+
+def goal(method: str, model: nn.Module, sparsity: float) -> dict[str, float]:
+    """Return the sparsity to ask of a method as an argument. `keep` asks for none: the model is made sparse before."""
+    if method != "keep":
+        return {"sparsity": 0.0 if method == "dense" else sparsity}
+    for p in model.parameters():
+        if p.ndim > 1:
+            magnitude = p.detach().abs().double()
+            p.data[magnitude < magnitude.quantile(sparsity)] = 0.0
+    return {}

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from optg.core.layer_kinds import PRUNABLE
 from optg.core.preserve import evaluating
-from optg.core.prunable import PRUNABLE, parameters_by_name, unwrap
+from optg.core.prunable import parameters_by_name, unwrap
 
 
 @dataclass(frozen=True)

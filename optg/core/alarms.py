@@ -24,14 +24,38 @@ class CollapseWatch:
             if count == shape.numel() and name not in self.known:
                 self.known.add(name)
                 warnings.warn(
-                    f"layer collapse: {self.method} has removed all {count} weights of {name} at step {clock.step}",
+                    f"layer collapse: {self.method} has removed all {count} weights of {name} at step {clock.step}. "
+                    "sparsify(..., floor=0.02) keeps 2 % of every layer",
                     stacklevel=6,
                 )
+
+
+class ZerosWatch:
+    """Warns if a model is sparse already: if over 10 % of its weights are exactly 0, not counting layers that are all 0.
+
+    The warning waits for the first step: a run that resumes has zeros too, and loads its state before that.
+    """
+
+    def __init__(self, weights: SparseWeights, expected: bool) -> None:
+        nonzero = weights.mask_set.count_nonzero(weights.values).tolist()
+        layers = [(n, shape.numel()) for n, shape in zip(nonzero, weights.shapes) if n]
+        self.share = 0.0 if expected else 1 - sum(n for n, _ in layers) / max(1, sum(size for _, size in layers))
+
+    def warn(self) -> None:
+        if self.share > 0.1:
+            warnings.warn(
+                f"{self.share:.0%} of the weights were exactly 0 before training: the model is sparse already. To keep its "
+                "zeros, use method='keep'; to continue an interrupted run, load the sparsifier's state; otherwise go on, and "
+                "they are trained like any other weight",
+                stacklevel=5,
+            )
 
 
 def reach_target(weights: SparseWeights, method: Any, name: str, clock: Clock) -> bool:
     """Make a last cut, with a warning, if training ended short of the target. Return whether it did."""
     target = weights.target
+    if not method.needs_target:
+        return False
     if method.learns_sparsity:
         if abs(weights.sparsity - target) > 0.01:
             warnings.warn(

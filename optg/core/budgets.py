@@ -26,17 +26,33 @@ Budget = Callable[[Sequence[torch.Size]], list[float]]
 BUDGETS: dict[str, Budget] = {f.__name__: f for f in (uniform, erk)}
 
 
-def layer_zeros(budget: str, shapes: Sequence[torch.Size], sparsity: float) -> list[int]:
-    """Return the zeros of each layer under a named budget; together they are ⌈P·N⌉."""
-    return list(cached_zeros(budget, tuple(shapes), sparsity))
+def layer_zeros(budget: str, shapes: Sequence[torch.Size], sparsity: float, least: Sequence[int] | None = None) -> list[int]:
+    """Return the zeros of each layer under a named budget; together they are ⌈P·N⌉. Each layer keeps its `least` weights."""
+    return list(cached_zeros(budget, tuple(shapes), sparsity, tuple(least or [0] * len(shapes))))
 
 
 @lru_cache
-def cached_zeros(budget: str, shapes: tuple[torch.Size, ...], sparsity: float) -> list[int]:
+def cached_zeros(budget: str, shapes: tuple[torch.Size, ...], sparsity: float, least: tuple[int, ...]) -> list[int]:
     """Cached because some methods ask at every step."""
     sizes = [shape.numel() for shape in shapes]
     kept = sum(sizes) - zeros_at(sparsity, sum(sizes))
-    return [size - k for size, k in zip(sizes, fill(BUDGETS[budget](shapes), sizes, kept))]
+    return [size - k for size, k in zip(sizes, fill_above(BUDGETS[budget](shapes), sizes, kept, least))]
+
+
+def fill_above(shares: Sequence[float], sizes: Sequence[int], kept: int, least: Sequence[int]) -> list[int]:
+    """Like `fill`, but a layer that would keep less than its `least` keeps that, and the others share what is left."""
+    found = list(least)
+    free = list(range(len(sizes)))
+    while True:
+        rest = kept - sum(found) + sum(found[i] for i in free)
+        parts = fill([shares[i] for i in free], [sizes[i] for i in free], rest)
+        enough = [i for i, part in zip(free, parts) if part >= least[i]]
+        if len(enough) == len(free):
+            break
+        free = enough
+    for i, part in zip(free, parts):
+        found[i] = part
+    return found
 
 
 def fill(shares: Sequence[float], sizes: Sequence[int], kept: int) -> list[int]:

@@ -4,6 +4,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 
 VIRTUAL_EPOCHS = 100  # of a run whose length is given in steps alone
+ENDLESS = 2**62  # steps of a run whose length nobody announced
 
 
 @dataclass
@@ -57,6 +58,11 @@ class Clock:
     @property
     def total(self) -> int:
         return self.epochs * self.steps_per_epoch if self.steps is None else self.steps
+
+    @property
+    def position(self) -> str:
+        """The steps taken in words, for messages: "step 3 of 20"."""
+        return f"step {self.step}" + (f" of {self.total}" if self.total < ENDLESS else "")
 
     @property
     def announced(self) -> str:

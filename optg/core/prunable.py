@@ -1,20 +1,18 @@
-"""Find the weights of a model that may be pruned, their names and the meaning of their dimensions."""
+"""Find the weights of a model that may be pruned, and their names."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from types import EllipsisType
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.nn.utils.parametrize import is_parametrized
 
-Pattern = str | type[nn.Module]
-PRUNABLE = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention)
-EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-NORMS = (nn.LayerNorm, nn.RMSNorm)  # other norms have one dimension
+from optg.core.layer_kinds import EMBEDDINGS, NORMS, Axes, Owner, default_axes, has_computed_weight, is_bias, is_layer
 
+Pattern = str | type[nn.Module] | EllipsisType
+DEFAULT: tuple[Pattern, ...] = (...,)  # a pattern that stands for everything that is prunable by default
 WRAPPERS = {  # class name -> the attribute that holds the model; torch.compile's is `_orig_mod`
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -26,22 +24,6 @@ WRAPPERS = {  # class name -> the attribute that holds the model; torch.compile'
     "_FabricModule": "_forward_module",  # Lightning Fabric
     "GradSampleModule": "_module",  # opacus
 }
-
-
-class Axes(NamedTuple):
-    """The dimensions of a weight that run over its outputs and inputs, and the number of equal parts stacked in it."""
-
-    output: int = 0
-    input: int = 1
-    parts: int = 1  # along the output dimension: an attention layer's `in_proj_weight` stacks query, key and value
-
-
-class Owner(NamedTuple):
-    """A module that holds a parameter. A shared parameter has several."""
-
-    parameter: str  # the parameter's name
-    name: str  # the module's name
-    module: nn.Module
 
 
 def wrapper_chain(model: nn.Module) -> Iterator[nn.Module]:
@@ -70,32 +52,24 @@ def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]
 
 
 def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
-    """Return the weights to prune, by name: all of linear, convolution and attention layers, or all that `include` matches.
+    """Return the weights to prune by name: those that are prunable by default, or those that `include` matches.
 
-    A pattern is a module class, or a shell pattern for the name of a parameter or module. Biases, norms and frozen parameters
-    are never prunable. An embedding, or a weight tied to one, is prunable only if `include` matches it. Layers that compute
-    their weight from other parameters at every call (weight_norm and other parametrizations) stay dense, with a warning.
+    Prunable by default are the weights of linear, convolution, attention and recurrent layers, stacks of experts, and the
+    classes given to `optg.prunable`. A pattern is a module class, a shell pattern for the name of a parameter or module, or
+    `...` for the default. Biases, norms and frozen parameters are never prunable. An embedding, a weight tied to one, or an
+    adapter (LoRA) is prunable only if `include` matches it. Layers that compute their weight at every call (weight_norm and
+    other parametrizations, weight standardization) stay dense, with a warning.
     """
+    include = DEFAULT if include is None else include
+    if ... in exclude:
+        raise ValueError("exclude holds `...`, which stands for all default weights; expected names or module classes")
     owners = find_owners(model)
-    computed = {
-        owner.name: owner.module
-        for owner in layers_of(model)
-        if has_computed_weight(owner.module) and any(p.requires_grad for p in owner.module.parameters())
-    }
+    computed = find_computed(model)
     if lazy := [name for name, p in parameters_by_name(model).items() if nn.parameter.is_lazy(p)]:
         raise ValueError(f"{lazy[0]} has no shape yet; run one batch through the model before sparsify")
-    sources = {p for module in computed.values() for p in module.parameters()}
-    candidates = {
-        name: p
-        for name, p in parameters_by_name(model).items()
-        if p.ndim >= 2
-        and p.requires_grad
-        and p not in sources
-        and not name.split(".")[-1].startswith("bias")  # attention has biases of 3 dimensions
-        and not any(isinstance(owner.module, NORMS) for owner in owners[p])
-    }
-    for pattern in [*(include or ()), *exclude]:
-        known = any(matches_weight(pattern, owners[p]) for p in candidates.values())
+    candidates = find_candidates(model, owners, computed)
+    for pattern in [*include, *exclude]:
+        known = pattern is ... or any(matches_weight(pattern, owners[p]) for p in candidates.values())
         if not known and not any(matches_module(pattern, *layer) for layer in computed.items()):
             raise ValueError(
                 f"the pattern {pattern!r} matches no prunable weight. Patterns are module classes or shell patterns for "
@@ -103,41 +77,74 @@ def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: 
                 "parameters are never pruned"
             )
     warn_of_computed_weights(computed, include, exclude)
+    adapters = find_adapters(model)
 
     def wanted(p: nn.Parameter) -> bool:
         if any(matches_weight(pattern, owners[p]) for pattern in exclude):
             return False
-        if include is not None:
-            return any(matches_weight(pattern, owners[p]) for pattern in include)
-        kinds = [owner.module for owner in owners[p]]
-        return any(isinstance(m, PRUNABLE) for m in kinds) and not any(isinstance(m, EMBEDDINGS) for m in kinds)
+        by_default = p not in adapters and is_default(p, owners[p])
+        return any(by_default if pattern is ... else matches_weight(pattern, owners[p]) for pattern in include)
 
     return {name: p for name, p in candidates.items() if wanted(p)}
+
+
+def is_default(p: nn.Parameter, owners: Sequence[Owner]) -> bool:
+    """Return whether a candidate is prunable by default, adapters aside."""
+    embedding = any(isinstance(owner.module, EMBEDDINGS) for owner in owners)
+    return not embedding and any(default_axes(owner, p) is not None for owner in owners)
+
+
+def find_candidates(
+    model: nn.Module, owners: dict[nn.Parameter, list[Owner]], computed: dict[str, nn.Module]
+) -> dict[str, nn.Parameter]:
+    """Return the parameters that may be pruned at all: trained, of two or more dimensions, neither biases nor norms."""
+    sources = {p for module in computed.values() for p in module.parameters()}
+    return {
+        name: p
+        for name, p in parameters_by_name(model).items()
+        if p.ndim >= 2
+        and p.requires_grad
+        and p not in sources
+        and not is_bias(name.split(".")[-1])
+        and not any(isinstance(owner.module, NORMS) for owner in owners[p])
+    }
+
+
+def find_computed(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the trained layers that compute their weight at every call."""
+    return {
+        owner.name: owner.module
+        for owner in layers_of(model)
+        if has_computed_weight(owner.module) and any(p.requires_grad for p in owner.module.parameters())
+    }
+
+
+def find_adapters(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of adapters: those that PEFT's layers list as such, and those called lora_A, lora_B, …"""
+    found = {p for name, p in parameters_by_name(model).items() if any(part.startswith("lora_") for part in name.split("."))}
+    for module in unwrap(model).modules():
+        for name in getattr(module, "adapter_layer_names", ()):
+            adapter = getattr(module, name, None)
+            found.update(adapter.parameters() if isinstance(adapter, nn.Module) else [])
+    return found
 
 
 def find_axes(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[Axes]:
     """Return the axes of each parameter. A weight of an unknown module is taken to be output-first, like a Linear's."""
     owners = find_owners(model)
-    return [axes_in(owners[p][0]) for p in parameters.values()]
+    return [next(filter(None, (default_axes(owner, p) for owner in owners[p])), Axes()) for p in parameters.values()]
 
 
 def find_holders(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[tuple[nn.Module, str]]:
     """Return a module that holds each parameter, and the name that the parameter has in it."""
     owners = find_owners(model)
-    return [(owners[p][0].module, owners[p][0].parameter.rpartition(".")[2]) for p in parameters.values()]
-
-
-def axes_in(owner: Owner) -> Axes:
-    if isinstance(owner.module, _ConvTransposeNd):
-        return Axes(output=1, input=0)
-    stacked = isinstance(owner.module, nn.MultiheadAttention) and owner.parameter.endswith("in_proj_weight")
-    return Axes(parts=3 if stacked else 1)
+    return [(owners[p][0].module, owners[p][0].key) for p in parameters.values()]
 
 
 def layers_of(model: nn.Module) -> Iterator[Owner]:
     """Yield the layers whose weights are prunable by default; a layer that is used twice comes twice."""
     for name, module in unwrap(model).named_modules(remove_duplicate=False):
-        if isinstance(module, PRUNABLE):
+        if is_layer(module):
             yield Owner("", name.replace("_orig_mod.", ""), module)
 
 
@@ -153,7 +160,8 @@ def find_owners(model: nn.Module) -> dict[nn.Parameter, list[Owner]]:
 
 
 def matches_module(pattern: Pattern, name: str, module: nn.Module) -> bool:
-    return isinstance(module, pattern) if isinstance(pattern, type) else fnmatchcase(name, pattern)
+    """Return whether a class or shell pattern matches a module. `...` matches none."""
+    return isinstance(module, pattern) if isinstance(pattern, type) else pattern is not ... and fnmatchcase(name, pattern)
 
 
 def matches_weight(pattern: Pattern, owners: Sequence[Owner]) -> bool:
@@ -162,32 +170,25 @@ def matches_weight(pattern: Pattern, owners: Sequence[Owner]) -> bool:
     return named or any(matches_module(pattern, owner.name, owner.module) for owner in owners)
 
 
-def has_computed_weight(layer: nn.Module) -> bool:
-    """Return whether the layer uses torch.nn.utils.parametrizations, or the older weight_norm."""
-    return is_parametrized(layer) or "weight_g" in layer._parameters
-
-
-def warn_of_computed_weights(
-    computed: dict[str, nn.Module], include: Sequence[Pattern] | None, exclude: Sequence[Pattern]
-) -> None:
+def warn_of_computed_weights(computed: dict[str, nn.Module], include: Sequence[Pattern], exclude: Sequence[Pattern]) -> None:
     def matches(patterns: Sequence[Pattern], name: str) -> bool:
-        return any(matches_module(pattern, name, computed[name]) for pattern in patterns)
+        return any(pattern is ... or matches_module(pattern, name, computed[name]) for pattern in patterns)
 
-    if dense := [name for name in computed if (include is None or matches(include, name)) and not matches(exclude, name)]:
+    if dense := [name for name in computed if matches(include, name) and not matches(exclude, name)]:
         warnings.warn(
             f"{', '.join(sorted(dense)[:3])}{' …' if len(dense) > 3 else ''} stay dense: their weights are computed from "
-            "other parameters at every call (weight_norm, parametrizations). Remove the parametrization first, or leave "
-            "these layers out with `exclude`",
+            "other parameters at every call (weight_norm, parametrizations, weight standardization). Remove the "
+            "parametrization or use plain layers instead, or leave these layers out with `exclude`",
             stacklevel=4,
         )
 
 
 def as_patterns(patterns: Pattern | Iterable[Pattern]) -> tuple[Pattern, ...]:
     """Return one pattern or several as a tuple, and refuse anything else."""
-    alone = isinstance(patterns, (str, type, nn.Module)) or not isinstance(patterns, Iterable)
+    alone = patterns is ... or isinstance(patterns, (str, type, nn.Module)) or not isinstance(patterns, Iterable)
     found: list[Any] = [patterns] if alone else list(patterns)  # type: ignore[arg-type]
     for pattern in found:
-        if not isinstance(pattern, (str, type)):
+        if pattern is not ... and not isinstance(pattern, (str, type)):
             raise TypeError(
                 f"{pattern!r} is not a pattern; expected a module class or the name of a layer, such as 'encoder.*'"
             )

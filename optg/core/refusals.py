@@ -24,6 +24,14 @@ def refuse_sparsity(sparsity: float) -> None:
         raise ValueError(f"sparsity is {sparsity!r}; expected the share of weights to remove, at least 0 and below 1")
 
 
+def refuse_target(method: str, needed: bool, sparsity: float | None) -> None:
+    """Raise if a method lacks its sparsity, or got one that it cannot use."""
+    if needed and sparsity is None:
+        raise TypeError(f"{method} needs `sparsity=`, the share of weights to remove; only method='keep' does not")
+    if not needed and sparsity is not None:
+        raise ValueError(f"{method} keeps the zeros that the model has; leave out `sparsity`, here {sparsity}")
+
+
 def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimization: bool) -> None:
     for kind in type(optimizer).__mro__:
         if reason := REFUSED.get(kind.__name__):
@@ -51,8 +59,9 @@ def refuse_fsdp1(model: nn.Module) -> None:
 def refuse_parameters(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
     if not parameters:
         raise ValueError(
-            "the model has no prunable weight: expected a trained Linear, convolution or attention layer, or an `include` "
-            "pattern that names other parameters of two or more dimensions"
+            "the model has no prunable weight: expected a trained linear, convolution, attention or recurrent layer, or an "
+            "`include` pattern that names other parameters of two or more dimensions. Frozen weights are never pruned, "
+            "adapters (LoRA) only if `include` names them"
         )
     known = set(optimizer_parameters(optimizer))
     if strangers := [name for name, p in parameters.items() if p not in known]:

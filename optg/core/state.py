@@ -30,6 +30,7 @@ class StateParts(NamedTuple):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that a saved state and the sparsifier that loads it must share."""
+        floor = self.weights.mask_set.floor
         return {
             "method": self.method,
             "options": self.options,
@@ -37,6 +38,7 @@ class StateParts(NamedTuple):
             "epochs": self.clock.epochs,
             "steps_per_epoch": self.clock.steps_per_epoch,
             **({} if self.clock.steps is None else {"steps": self.clock.steps}),
+            **({"floor": floor.share, "floor_by": floor.by} if floor else {}),
         }
 
     def save(self) -> dict[str, Any]:
@@ -70,6 +72,9 @@ def refuse_misfit(
     state: dict[str, Any], current: dict[str, Any], identity: dict[str, Any], learned: dict[str, Tensors]
 ) -> None:
     """Raise unless a saved state fits this sparsifier. The dicts of a method may hold any names."""
+    if "floor" in (state.keys() ^ identity.keys()):
+        saved, here = ("a" if "floor" in keys else "no" for keys in (state, identity))
+        raise ValueError(f"the state was saved with {saved} floor, here there is {here} floor; expected the same")
     if missing := [key for key in current if key not in state]:
         raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
     for key, value in identity.items():

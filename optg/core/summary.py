@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from optg.core.prunable import Axes
+from optg.core.clock import Clock
+from optg.core.layer_kinds import Axes
 from optg.core.weights import SparseWeights
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def summarize(weights: SparseWeights) -> list[LayerSummary]:
         LayerSummary(name, tuple(shape), shape.numel(), shape.numel() - zeros, removed, revived, axis)
         for name, shape, (zeros, removed, revived), axis in zip(*rows)
     ]
+
+
+def describe_progress(weights: SparseWeights, clock: Clock, has_target: bool) -> str:
+    """Return sparsity and step in words."""
+    return f"sparsity {weights.sparsity:.4f}{f' of {weights.target}' if has_target else ''}, {clock.position}"
 
 
 def as_table(layers: list[LayerSummary], title: str) -> "Table":

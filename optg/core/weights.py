@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from optg.core.budgets import layer_zeros
+from optg.core.layer_kinds import Axes
 from optg.core.masks import Masks
 from optg.core.optimizer_state import clear_state
 from optg.core.parameters import ParameterLists
 from optg.core.passes import choose
 from optg.core.passes.reference import SoftThreshold
-from optg.core.prunable import Axes
 from optg.core.ranking import Zeros
 from optg.core.structures import STRUCTURES
 
@@ -88,6 +88,7 @@ class SparseWeights(ParameterLists):
 
             threshold = threshold and threshold._replace(thresholds=threshold.thresholds.index_select(0, self.active_index))
         self.passes.soften(values, masks, self.stepping(self.latent), effective, threshold)
+        self.mask_set.show_protected(values, masks, self.stepping(self.latent))
 
     def settle(self) -> None:
         """Store the latent weights that the optimizer left in the parameters, then show the effective ones."""
@@ -123,10 +124,7 @@ class SparseWeights(ParameterLists):
     # ---- new masks
 
     def cut(self, scores: Sequence[Tensor], sparsity: float, budget: str = "global") -> Tensor:
-        """Keep the largest scores, over all layers together or within a budget per layer.
-
-        Return the threshold of each layer, its largest removed score.
-        """
+        """Keep the largest scores, of all layers or within a budget each. Return the largest removed score of each layer."""
         return self.mask_set.cut(scores, self.zeros(sparsity, budget))
 
     def zeros(self, sparsity: float, budget: str = "global") -> Zeros:
@@ -134,9 +132,9 @@ class SparseWeights(ParameterLists):
         if budget == "global":
             return self.structure.zeros(sparsity, self.size)
         if budget != "magnitude":
-            return layer_zeros(budget, self.shapes, sparsity)
+            return layer_zeros(budget, self.shapes, sparsity, self.mask_set.least)
         magnitudes = {i: v.abs() for i, v in enumerate(self.values)}
-        masks = self.keep_top(magnitudes, self.structure.zeros(sparsity, self.size))
+        masks = self.mask_set.top(magnitudes, self.structure.zeros(sparsity, self.size), protect=True)
         return self.mask_set.total(torch.stack([(~mask).count_nonzero() for mask in masks]))
 
     def keep_top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:

@@ -14,6 +14,7 @@ from optg.methods.granet import GraNet
 from optg.methods.grasp import GraSP
 from optg.methods.gsm import GSM
 from optg.methods.imp import IMP
+from optg.methods.keep import Keep
 from optg.methods.optg import OptG
 from optg.methods.rigl import RigL
 from optg.methods.set import SET
@@ -46,6 +47,7 @@ METHODS: dict[str, type[Method]] = {
     "st3": ST3,
     "st3-sigma": ST3Sigma,
     "feather": Feather,
+    "keep": Keep,
 }
 
 __all__ = [

@@ -42,6 +42,7 @@ class Method:
     keeps_pruned: ClassVar[bool] = False  # dormant weights keep their value and come back with it; otherwise they are 0
     revives: ClassVar[bool] = True  # removed weights can come back
     grows_by_gradient: ClassVar[bool] = False  # the mask changes before the optimizer's step, by the dense gradient
+    needs_target: ClassVar[bool] = True  # `sparsify` must be told the sparsity and the length of training
     learns_sparsity: ClassVar[bool] = False  # the sparsity follows from training, whatever the target
     needs_minimization: ClassVar[bool] = False  # it learns from the gradient's sign, so the loss must be minimized
     needs_all_gradients: ClassVar[bool] = False  # of all weights at once: it works with a single optimizer only

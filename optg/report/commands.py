@@ -71,7 +71,7 @@ def current_defaults(name: str, method: str) -> tuple[dict[str, Any], dict[str, 
     plan = recipe.load(name)
     plan.method = method
     settings, options = as_json(asdict(plan.recipe)), as_json(asdict(build_method(plan)))
-    if METHODS[method].when == "never":
+    if METHODS[method].when == "never" or not METHODS[method].needs_target:
         settings["sparsity"] = 0.0
     ignored = ("seed", *EXECUTION_SETTINGS)
     return {k: v for k, v in settings.items() if k not in ignored}, {k: v for k, v in options.items() if k not in ignored}

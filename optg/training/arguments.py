@@ -66,7 +66,7 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     plan = load(first.recipe)
     plan.method = first.method or plan.method
     method = build_method(plan, first.recipe)  # only its fields are used: they become the --method flags
-    if method.when == "never":
+    if method.when == "never" or not method.needs_target:
         plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
     documented = with_help(type(method))
     everything = make_dataclass(

@@ -25,6 +25,7 @@ class Recipe:
     data: str = "digits"  # digits, cifar10, cifar100, imagenet, synthetic or package.module:function
     folder: str | None = None  # folder that holds the dataset's files; None: ./data
     sparsity: float = 0.95  # fraction of the weights to remove
+    floor: float | None = None  # fraction of its weights that every part of a layer keeps at least
     epochs: int = 25  # epochs to train
     max_steps: int | None = field(default=None, kw_only=True)  # optimizer steps to train, instead of epochs
     batch_size: int = 64  # images per optimizer step, over all GPUs together
@@ -178,6 +179,7 @@ def check(recipe: Recipe, where: str) -> Recipe:
     """Return the recipe if all its values are valid; else raise an error that names the first invalid one."""
     limits = {
         "sparsity": (recipe.sparsity >= 0 and recipe.sparsity < 1, "at least 0 and below 1"),
+        "floor": (recipe.floor is None or 0 < recipe.floor < 1, "above 0 and below 1, or none"),
         "epochs": (recipe.epochs >= 1, "at least 1"),
         "max_steps": (recipe.max_steps is None or recipe.max_steps >= 1, "at least 1"),
         "batch_size": (recipe.batch_size >= 1, "at least 1"),

@@ -51,8 +51,10 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     model = parallel.wrap(model)
     optimizer = build_optimizer(recipe, model, parallel)
     criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+    method = build_method(plan)
     sparsifier = sparsify(
-        model, optimizer, build_method(plan), sparsity=recipe.sparsity, **length_of_training(recipe, data),
+        model, optimizer, method, sparsity=recipe.sparsity if method.needs_target else recipe.sparsity or None,
+        **length_of_training(recipe, data), floor=recipe.floor or 0.0,
         loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model

@@ -1,19 +1,21 @@
 import sys
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 from optg.methods import METHODS
 from optg.training.arguments import with_help
 from tests.cli.calling import call, optg, refusal
-from tests.training.runs import SMALL
+from tests.training.runs import SMALL, masks
+from tests.training.runs import optg as run_optg
 
 FLAGS = [
     "recipe", "method", "output", "resume", "parallel", "device", "minutes", "keep", "log", "tensorboard", "model",
     "model.KEY", "data", "folder", "sparsity", "epochs", "max-steps", "batch-size", "seed", "optimizer", "lr", "momentum",
     "nesterov", "weight-decay", "decay-norms",
     "schedule", "warmup", "cycles", "milestones", "gamma", "hold", "rate-per", "label-smoothing", "accumulate", "precision",
-    "channels-last", "compile", "graph", "method.schedule", "method.alpha", "method.score-lr",
+    "channels-last", "compile", "graph", "floor", "method.schedule", "method.alpha", "method.score-lr",
 ]  # fmt: skip
 
 
@@ -66,6 +68,9 @@ def test_help_shows_every_flag(monkeypatch, capsys):
         (["--minutes", "0"], "--minutes is 0.0; expected a number above 0"),
         (["--parallel", "ddp"], "--parallel ddp needs torchrun"),
         (["--method", "dense", "--sparsity", "0.5"], "dense training removes nothing"),
+        (["--method", "keep", "--sparsity", "0.5"], "keep keeps the zeros that the model has; leave out `sparsity`"),
+        (["--floor", "0.2"], "floor=0.2 by part protects"),
+        (["--floor", "1.5"], "floor is 1.5; expected above 0 and below 1"),
     ],
 )
 def test_bad_input_gets_one_clear_message_and_no_folder(args, message, tmp_path, monkeypatch, capsys):
@@ -82,3 +87,19 @@ def test_a_missing_tensorboard_is_refused_before_training(tmp_path, monkeypatch,
 def test_no_resume_refuses_a_folder_with_checkpoints(finished_run, monkeypatch, capsys):
     message = refusal(monkeypatch, capsys, "train", *SMALL, "--no-resume", "--output", finished_run)
     assert "has checkpoints; give another --output, or leave out --no-resume" in message
+
+
+def test_keep_trains_the_model_of_a_run_with_its_zeros(finished_run, tmp_path):
+    model = ["--model", f"optg.experiments.trained:{finished_run}"]
+    done = run_optg("train", *SMALL, *model, "--method", "keep", "--sparsity", "0", folder=tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert masks(tmp_path / "run") == masks(finished_run)
+
+
+def test_a_floor_is_part_of_the_recipe(tmp_path):
+    done = run_optg("train", *SMALL, "--floor", "0.05", folder=tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "floor = 0.05" in (tmp_path / "run" / "recipe.toml").read_text()
+    for kept in masks(tmp_path / "run").values():
+        flat = np.array(kept).flatten()
+        assert flat.sum() >= 0.05 * flat.size

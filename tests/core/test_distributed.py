@@ -20,7 +20,7 @@ from optg.core.masks import keep_top
 from optg.core.sharding import Shards
 from optg.methods import METHODS
 from tests.methods.test_contract import EPOCHS, STEPS, short
-from tests.toy import batches, convnet, entropy, step
+from tests.toy import batches, convnet, entropy, goal, step
 
 
 def network() -> nn.Module:
@@ -42,14 +42,14 @@ def full(tensor):
 
 
 def train(name: str, wrapper: str, data, until: int = EPOCHS * STEPS):
-    model = WRAPPERS[wrapper](network())
+    model = network()
+    target = goal(name, model, 0.9)
+    model = WRAPPERS[wrapper](model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
-    sparsity = 0.0 if name == "dense" else 0.9
     rank, world = (0, 1) if wrapper == "one" else (dist.get_rank(), dist.get_world_size())
     data = [(x[rank::world], y[rank::world]) for x, y in data]
     sparsifier = optg.sparsify(
-        model, optimizer, short(name), sparsity=sparsity, epochs=EPOCHS, steps_per_epoch=STEPS,
-        loss=entropy, batches=data,
+        model, optimizer, short(name), epochs=EPOCHS, steps_per_epoch=STEPS, loss=entropy, batches=data, **target,
     )  # fmt: skip
     for batch in data[:until]:
         step(model, optimizer, batch)

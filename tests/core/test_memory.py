@@ -8,16 +8,15 @@ import torch
 
 import optg
 from optg.methods import METHODS
-from tests.toy import batches, convnet, entropy, step
+from tests.toy import batches, convnet, entropy, goal, step
 
 
 def start(name, steps=12):
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     options = {"every": 2} if hasattr(METHODS[name], "every") else {"fraction": 0.6} if name == "imp" else {}
-    sparsity = 0.0 if name == "dense" else 0.8
     sparsifier = optg.sparsify(
-        model, optimizer, METHODS[name](**options), sparsity=sparsity, steps=steps, loss=entropy, batches=batches(4)
+        model, optimizer, METHODS[name](**options), steps=steps, loss=entropy, batches=batches(4), **goal(name, model, 0.8)
     )
     return model, optimizer, sparsifier
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import optg
 from optg.methods import METHODS
-from tests.toy import batches, convnet, entropy, step
+from tests.toy import batches, convnet, entropy, goal, step
 
 TOTAL = 24
 
@@ -21,7 +21,9 @@ def short(name):
 
 
 def attach(name, optimizers, model):
-    return optg.sparsify(model, optimizers, short(name), sparsity=0.9, steps=TOTAL, loss=entropy, batches=batches(4))
+    return optg.sparsify(
+        model, optimizers, short(name), steps=TOTAL, loss=entropy, batches=batches(4), **goal(name, model, 0.9)
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "dense" and not METHODS[name].needs_all_gradients])

@@ -9,7 +9,7 @@ from torch import nn
 
 import optg
 from optg.methods import METHODS
-from tests.toy import batches, convnet, entropy, step
+from tests.toy import batches, convnet, entropy, goal, step
 
 TOTAL = 20
 
@@ -20,7 +20,7 @@ def start(method="gmp", model=None, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     shorter = {"every": 2} if hasattr(METHODS[method], "every") else {"fraction": 0.6} if method == "imp" else {}
     chosen = METHODS[method](**shorter)
-    return model, optimizer, optg.sparsify(model, optimizer, chosen, sparsity=0.9, steps=TOTAL, **options)
+    return model, optimizer, optg.sparsify(model, optimizer, chosen, steps=TOTAL, **goal(method, model, 0.9), **options)
 
 
 def zeros_in(model, masks):

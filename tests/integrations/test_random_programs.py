@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import optg
 from optg.methods import METHODS
+from tests.toy import goal
 
 STEPS, SPARSITY = 12, 0.8
 F = nn.functional
@@ -101,7 +102,10 @@ def loss_of(model, batch):
 def run_program(seed):
     """Run one random program. Return its description, the sparsifier, the model and the messages that the user saw."""
     rng = random.Random(seed)
-    names = [rng.choice(list(choices)) for choices in (MODELS, OPTIMIZERS, [m for m in METHODS if m != "dense"], FEATURES)]
+    names = [
+        rng.choice(list(choices))
+        for choices in (MODELS, OPTIMIZERS, [m for m in METHODS if m not in ("dense", "keep")], FEATURES)
+    ]
     model_name, optimizer_name, method, feature = names
     torch.manual_seed(seed)
     model = MODELS[model_name]()
@@ -112,7 +116,7 @@ def run_program(seed):
     optimizers = [OPTIMIZERS[optimizer_name](group) for group in groups]
     options = {"every": 2} if hasattr(METHODS[method], "every") else {"fraction": 0.6} if method == "imp" else {}
     chosen = METHODS[method](**options)
-    start = {"sparsity": SPARSITY, "steps": STEPS, "loss": loss_of, "batches": data}
+    start = {**goal(method, model, SPARSITY), "steps": STEPS, "loss": loss_of, "batches": data}
     sparsifier = optg.sparsify(model, optimizers if split else optimizers[0], chosen, **start)
     average, early = copy.deepcopy(model), copy.deepcopy(model.state_dict())
     early = {name: t + 0.05 if t.is_floating_point() else t for name, t in early.items()}

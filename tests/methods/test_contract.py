@@ -11,7 +11,7 @@ from torch import nn
 import optg
 from optg.core.ranking import zeros_at
 from optg.methods import METHODS
-from tests.toy import batches, convnet, entropy, step
+from tests.toy import batches, convnet, entropy, goal, step
 
 EPOCHS, STEPS = 5, 4
 OPTIMIZERS = {
@@ -34,9 +34,9 @@ def attach(name: str, sparsity: float = 0.9, model: nn.Module | None = None, opt
         torch.manual_seed(0)
         model = convnet()
     opt = OPTIMIZERS[optimizer](model.parameters())
-    target = 0.0 if name == "dense" else sparsity
+    target = goal(name, model, sparsity)
     data = {"loss": entropy, "batches": batches(3, seed=7)}
-    return model, opt, optg.sparsify(model, opt, short(name), sparsity=target, epochs=EPOCHS, steps_per_epoch=STEPS, **data)
+    return model, opt, optg.sparsify(model, opt, short(name), epochs=EPOCHS, steps_per_epoch=STEPS, **target, **data)
 
 
 def training_state(model, optimizer, sparsifier) -> list[torch.Tensor]:
@@ -70,7 +70,7 @@ def test_the_target_is_met_exactly(name, sparsity):
         step(model, opt, batch)
     size = sparsifier.weights.size
     zeros = sum(int((~m).sum()) for m in sparsifier.masks.values())
-    if sparsifier.method.learns_sparsity:  # then the masks remove exactly the weights that training left at 0
+    if sparsifier.method.learns_sparsity:  # or takes it from the model: then the masks remove exactly the weights that are 0
         assert zeros == sum(int((v == 0).sum()) for v in sparsifier.weights.values)
     else:
         assert zeros == zeros_at(sparsity, size)

@@ -6,7 +6,7 @@ from torch import nn
 
 import optg
 from optg.methods import METHODS
-from tests.toy import batches, convnet, entropy
+from tests.toy import batches, convnet, entropy, goal
 
 EPOCHS, STEPS, EAGER = 4, 12, 4
 
@@ -18,7 +18,7 @@ def train(name: str, replayed: bool, monkeypatch) -> tuple[optg.Sparsifier, nn.M
     options = {"initial": -4.0} if name == "str" else {"every": 5} if getattr(METHODS[name](), "every", None) else {}
     method = METHODS[name](**options)
     sparsifier = optg.sparsify(
-        model, optimizer, method, sparsity=0.9, epochs=EPOCHS, steps_per_epoch=STEPS, loss=entropy, batches=data
+        model, optimizer, method, epochs=EPOCHS, steps_per_epoch=STEPS, loss=entropy, batches=data, **goal(name, model, 0.9)
     )
     for i, batch in enumerate(data):
         optimizer.zero_grad()

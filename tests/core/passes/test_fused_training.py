@@ -9,7 +9,7 @@ from optg.core import passes
 from optg.core.passes import reference
 from optg.methods import METHODS, Method
 from tests.core.passes.fused_device import DEVICE, INTERPRETED, needs_cuda
-from tests.toy import entropy
+from tests.toy import entropy, goal
 
 pytestmark = pytest.mark.usefixtures("fused_passes")
 STEPS = 12 if INTERPRETED else 24  # per run; the interpreter is slow
@@ -50,8 +50,8 @@ def train(
     if hasattr(METHODS[method], "every"):
         options = {"every": 2}
     sparsifier = optg.sparsify(
-        model, optimizer, METHODS[method](**options), sparsity=0.8, epochs=4, steps_per_epoch=steps // 4,
-        loss=entropy, batches=[batch] * 20,
+        model, optimizer, METHODS[method](**options), epochs=4, steps_per_epoch=steps // 4, loss=entropy, batches=[batch] * 20,
+        **goal(method, model, 0.8),
     )  # fmt: skip
     assert (sparsifier.weights.passes is reference) == plain
     for _ in range(steps):
