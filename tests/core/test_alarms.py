@@ -29,7 +29,8 @@ def test_a_collapsed_layer_is_warned_about_once():
     # L = 16 is the number of paths. 4 pass through each weight of the outer layers, 1 through each of the 16 between them.
     with pytest.warns(UserWarning) as caught:
         sparsifier = prune_with_snip(model)
-    assert [str(w.message) for w in caught] == ["layer collapse: snip has removed all 16 weights of 1.weight at step 0"]
+    named = "layer collapse: snip has removed all 16 weights of 1.weight at step 0. "
+    assert [str(w.message) for w in caught] == [f"{named}sparsify(..., floor=0.02) keeps 2 % of every layer"]
     assert caught[0].filename == __file__  # the warning points at the user's code
     assert [int(m.sum()) for m in sparsifier.masks.values()] == [4, 0, 4]
     with warnings.catch_warnings(action="error"):  # each layer is warned about only once

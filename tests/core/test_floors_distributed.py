@@ -9,13 +9,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import optg
-from tests.core.test_distributed import WRAPPERS, net, whole
+from tests.core.test_distributed import WRAPPERS, network, whole
 from tests.methods.test_contract import EPOCHS, STEPS, short
 from tests.toy import batches, step
 
 
 def train(name: str, wrapper: str, data, **options):
-    model = WRAPPERS[wrapper](net())
+    model = WRAPPERS[wrapper](network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
     rank, world = (0, 1) if wrapper == "one" else (dist.get_rank(), dist.get_world_size())
     goals = {"sparsity": 0.9, "epochs": EPOCHS, "steps_per_epoch": STEPS}
