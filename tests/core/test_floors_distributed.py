@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import optg
-from tests.core.test_distributed import WRAPPERS, network, whole
+from tests.core.test_distributed import WRAPPERS, full, network
 from tests.methods.test_contract import EPOCHS, STEPS, short
 from tests.toy import batches, step
 
@@ -33,7 +33,7 @@ def compare(rank: int, world: int, store: str) -> None:
     for name in ("optg", "rigl", "feather"):
         single, sharded = (train(name, wrapper, data, floor=0.05, floor_by="output") for wrapper in ("one", "fsdp"))
         for layer, mask in single.masks.items():
-            assert torch.equal(mask, whole(sharded.masks[layer])), (name, layer)
+            assert torch.equal(mask, full(sharded.masks[layer])), (name, layer)
     with pytest.raises(ValueError, match=r"floor_by='part' needs the whole of 0\.weight, which FSDP2 has split"):
         train("optg", "fsdp", data, floor=0.05)
     dist.barrier()
