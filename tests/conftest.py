@@ -37,6 +37,12 @@ def torchvision() -> ModuleType:
     return import_module("torchvision.models")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make torchvision importable in the main process of xdist: it imports Lightning to read warnings of the workers."""
+    if config.getoption("numprocesses", None) and find_spec("torchvision"):
+        import_torchvision()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--strict-skips", action="store_true", help="fail if a test is skipped for a reason not in tests/conftest.py"

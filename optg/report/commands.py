@@ -57,8 +57,10 @@ def changed_defaults(run: RunRecord) -> list[str]:
     flags: list[str] = []
     for prefix, then, now in (("", run.settings, settings), ("method.", run.options, options)):
         for key, value in then.items():
-            words = {flag(prefix, key, given)[0] for given in (True, False)}
-            if key in now and value != now[key] and typed.isdisjoint(words):
+            if key not in now or value == now[key]:
+                continue
+            given = (value,) if key == "model_options" else (value, True, False)
+            if typed.isdisjoint(word for v in given for word in flag(prefix, key, v)[:1]):
                 flags += flag(prefix, key, value)
     return flags
 
