@@ -20,9 +20,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "lora_sparse.py"
 def test_the_lora_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--steps", "20"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
-    before, merged, masked = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) zeros", capsys.readouterr().out))
+    before, merged, masked, tuned = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) zeros", capsys.readouterr().out))
     weights = 2 * (4 * 64 * 64 + 3 * 64 * 128) + 64 * 64  # two layers of attention and MLP, and the head
-    assert before == masked == -(-weights * 4 // 5)
+    assert before == masked == tuned == -(-weights * 4 // 5)
     assert merged < before / 10  # only the head, which "all-linear" leaves out, keeps its zeros
 
 
