@@ -176,7 +176,7 @@ class Sparsifier:
 
     @torch.no_grad()
     def apply_masks(self, model: nn.Module) -> None:
-        """Apply the masks to another model with the same layers, such as an EMA or SWA average."""
+        """Apply the masks to another model with the same layers, such as an EMA or SWA average, or one with merged adapters."""
         mask_model(model, self.masks)
 
     # ---- state

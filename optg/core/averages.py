@@ -1,4 +1,4 @@
-"""Make averages of weights (EMA, SWA) as sparse as the model that they average."""
+"""Apply masks to another model: an average of weights (EMA, SWA), or a model into which adapters (LoRA) were merged."""
 
 from torch import Tensor, nn
 
@@ -16,7 +16,10 @@ def mask_model(model: nn.Module, masks: dict[str, Tensor]) -> None:
     others = parameters_by_name(model)
     for name, mask in masks.items():
         if name not in others or others[name].shape != mask.shape:
-            raise ValueError(f"the other model has no {name} of shape {tuple(mask.shape)}; expected a copy of this model")
+            raise ValueError(
+                f"the other model has no {name} of shape {tuple(mask.shape)}; expected a copy of this model. If it has "
+                "adapters (LoRA), merge adapters first: apply_masks(model.merge_and_unload())"
+            )
     for name, mask in masks.items():
         values = to_local(others[name])
         values.masked_fill_(~local_piece(others[name], mask).to(values.device), 0.0)
