@@ -92,6 +92,8 @@ def build(kind: Any, model: nn.Module) -> Any:
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
     known = {"optimizer": sgd, "base_optimizer": torch.optim.SGD, "model": model, "num_iterations": STEPS, "num_data": 8}
     given = {k: v for k, v in known.items() if k in arguments and arguments[k].default is inspect.Parameter.empty}
+    if "keep_num" in arguments:  # AdaShift moves no weight before it has seen so many gradients
+        given["keep_num"] = 2
     if "rho_scheduler" in arguments:  # GSAM
         schedule = import_module("pytorch_optimizer").ProportionScheduler(torch.optim.lr_scheduler.ConstantLR(sgd), max_lr=0.01)
         given |= {"rho_scheduler": schedule, "base_optimizer": sgd}
@@ -118,10 +120,13 @@ def working_setups(make: Callable[[nn.Module], Any]) -> Iterator[Setup]:
     """Yield the ways to train a dense model with this optimizer."""
     for setup in SETUPS:
         try:
-            setup.train(*setup.start(make))
+            model, optimizer = setup.start(make)
+            before = [p.detach().clone() for p in model.parameters()]
+            setup.train(model, optimizer)
         except Exception:
             continue
-        yield setup
+        if not all(map(torch.equal, before, model.parameters())):
+            yield setup
 
 
 def outcome(package: str, name: str, method: str) -> str:
