@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from optg.core.refusals import refuse_wrapper
+
 INNER = ("optimizer", "original_optimizer", "opt")  # accelerate and HF; opacus; fastai
 
 
@@ -19,6 +21,7 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
         if inner is None or inner is found:
             expected = "expected a torch.optim.Optimizer, or a wrapper that has one as `.optimizer`"
             raise TypeError(f"{type(optimizer).__name__} has no step hooks; {expected}")
+        refuse_wrapper(found)
         found = inner
     return found
 

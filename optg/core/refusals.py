@@ -1,5 +1,7 @@
 """Refuse what cannot work, with a sentence that says why and what to do instead."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -10,11 +12,22 @@ TWO_WEIGHTS = (
     "are sparse from the first step, or another optimizer"
 )
 SECOND_ORDER = "it needs a second backward pass through gradients that a sparse step changes in place. Use SGD or AdamW"
+MOVED_WEIGHTS = "it evaluates the model at moved weights inside a step, while the model holds latent weights. Use SGD or AdamW"
+IN_BACKWARD = "it updates weights during the backward pass, so no step would be seen. Use SGD or AdamW"
+INNER_OPTIMIZER = "it steps an inner optimizer that looks like a copy without its sparsifier. Use the inner optimizer alone"
 REFUSED = {  # by class name: these classes are in many packages
     "LBFGS": "it evaluates the model many times inside one step, while the model holds latent weights. Use SGD or AdamW",
     "SparseAdam": "it accepts sparse gradients only, and mask scores need dense ones. Use SGD or AdamW",
     "SAM": "its first_step and second_step bypass optimizer.step(), so no step would be seen. Use SGD or AdamW",
     **dict.fromkeys(("AdaHessian", "Adahessian", "SophiaH", "Sophia"), SECOND_ORDER),
+    **dict.fromkeys(("GSAM", "WSAM", "BSAM", "LookSAM", "FriendlySAM"), MOVED_WEIGHTS),
+    **dict.fromkeys(("LOMO", "AdaLOMO"), IN_BACKWARD),
+    **dict.fromkeys(("Magma", "OrthoGrad", "PCGrad", "TRAC"), INNER_OPTIMIZER),
+}
+REFUSED_WRAPPERS = {  # these have no step hooks of their own
+    "Lookahead": "it writes its slow weights to the model after the inner optimizer's step, which makes the model dense. Use "
+    "the inner optimizer alone, or the Lookahead of pytorch_optimizer",
+    "SafeFP16Optimizer": "it trains float32 copies of the weights. Use SGD or AdamW with torch.amp.GradScaler",
 }
 SPARSE_FROM_THE_START = ("rigl", "set")
 
@@ -32,6 +45,12 @@ def refuse_target(method: str, needed: bool, sparsity: float | None) -> None:
         raise ValueError(f"{method} keeps the zeros that the model has; leave out `sparsity`, here {sparsity}")
 
 
+def refuse_wrapper(optimizer: Any) -> None:
+    """Raise if a wrapper changes weights outside the step of the optimizer that it wraps."""
+    if reason := REFUSED_WRAPPERS.get(type(optimizer).__name__):
+        raise TypeError(f"{type(optimizer).__name__} cannot train a sparse model: {reason}")
+
+
 def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimization: bool) -> None:
     for kind in type(optimizer).__mro__:
         if reason := REFUSED.get(kind.__name__):
@@ -39,7 +58,13 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimi
         two = "ScheduleFree" in kind.__name__ or kind.__name__ == "SPlus"
         if two and method.lower() not in SPARSE_FROM_THE_START:
             raise TypeError(f"{kind.__name__} cannot train a sparse model with {method}: {TWO_WEIGHTS}")
-    if any("lr" not in group for group in optimizer.param_groups):
+    if not getattr(type(optimizer).step, "hooked", False):  # set by torch.optim.Optimizer.__init__
+        refuse_wrapper(optimizer)
+        raise TypeError(
+            f"{type(optimizer).__name__} cannot train a sparse model: its step never runs step hooks, because its class does "
+            "not call Optimizer.__init__. Use the optimizer inside it, or another one"
+        )
+    if any(group.get("lr") is None for group in optimizer.param_groups):
         raise ValueError(
             f"a parameter group of {type(optimizer).__name__} has no 'lr', which the learning rate of mask scores follows. Use "
             "an optimizer with a learning rate"

@@ -9,15 +9,14 @@ import traceback
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 import optg
 from optg.methods import METHODS
+from tests.integrations.used_weights import UsedWeights
 from tests.toy import goal
 
 STEPS, SPARSITY = 12, 0.8
@@ -65,34 +64,6 @@ FEATURES = [
     "nothing", "accumulation", "closure", "clipping", "average copied back", "early checkpoint reloaded", "copied mid-run",
     "parameter replaced", "second sparsifier", "nan gradient", "resume", "two optimizers", "fewer steps", "model.half and back",
 ]  # fmt: skip
-
-
-class UsedWeights(TorchFunctionMode):
-    """Counts the zeros of the weights that linear, convolution and attention functions are called with."""
-
-    FUNCTIONS: ClassVar = {
-        F.linear,
-        F.conv1d,
-        F.conv2d,
-        F.conv3d,
-        F.conv_transpose2d,
-        torch.conv1d,
-        torch.conv2d,
-        torch.conv_transpose2d,
-    }
-
-    def __init__(self, parameters):
-        super().__init__()
-        self.names = {p.data_ptr(): name for name, p in parameters.items()}
-        self.zeros = {}
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        tensors = [*args, *(kwargs or {}).values()]
-        if func in self.FUNCTIONS or func is F.multi_head_attention_forward:
-            for t in tensors:
-                if isinstance(t, torch.Tensor) and t.data_ptr() in self.names:
-                    self.zeros[self.names[t.data_ptr()]] = int((t == 0).sum())
-        return func(*args, **(kwargs or {}))
 
 
 def loss_of(model, batch):
@@ -176,9 +147,9 @@ def check_program(seed):
     assert sparsifier.verify().ok, (seed, names)
     with UsedWeights({name: model.get_parameter(name) for name in masks}) as used, torch.no_grad():
         model.train()(torch.randn(8, 8, 8))
-    assert used.zeros, (seed, names)
-    for name, zeros in used.zeros.items():
-        assert zeros >= expected[name], (seed, names, name)
+    assert used.zero, (seed, names)
+    for name, zero in used.zero.items():
+        assert int(zero.sum()) >= expected[name], (seed, names, name)
     if not METHODS[names[2]].learns_sparsity:
         assert sum(expected.values()) == sparsifier.weights.zeros(SPARSITY), (seed, names)
     if names[3] == "early checkpoint reloaded":
