@@ -48,12 +48,12 @@ def measure(request: MeasureRequest) -> tuple[list[Timing], list[str]]:
         selected = select_engines(request.engines)
         engines = [engine for engine in selected if not [p for p in engine.packages if find_spec(p) is None]]
         notes += [f"{e.name} is not installed: pip install {' '.join(e.packages)}" for e in selected if e not in engines]
-        if any(engine.packages for engine in engines):
+        if any(engine.needs_onnx for engine in engines):
             try:
                 write_onnx(onnx, trained.model, trained.example)
             except ValueError as error:
                 notes.append(str(error))
-                engines = [engine for engine in engines if not engine.packages]
+                engines = [engine for engine in engines if not engine.needs_onnx]
         for batch in request.batches:
             images = torch.randn(batch, *trained.about.shape, generator=torch.Generator().manual_seed(batch))
             expected, networks = trained.model(images), dict[str, Network]()
@@ -110,7 +110,7 @@ def measure_in_own_process(request: MeasureRequest) -> tuple[list[Timing], list[
     with tempfile.TemporaryDirectory() as folder:
         answer, threads = Path(folder) / "answer.json", str(request.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "optg.deploy.bench", json.dumps(asdict(request)), str(answer)]
+        command = [sys.executable, "-P", "-m", "optg.deploy.bench", json.dumps(asdict(request)), str(answer)]
         child = subprocess.run(command, env=environment, capture_output=True)
         if child.returncode or not answer.exists():
             lines = child.stderr.decode(errors="replace").strip().splitlines() or ["no error message"]

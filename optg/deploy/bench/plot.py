@@ -4,7 +4,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from optg.deploy.bench.results import Benchmark, Timing, best_other, by_setting, setting_name, subject_line
+from optg.deploy.bench.results import PRECISIONS, Benchmark, Timing, best_other, by_setting, setting_name, subject_line
 from optg.files import atomic_write
 
 OPTG_COLOUR, OTHER_COLOUR = "#ba266d", "#8a949e"
@@ -54,7 +54,7 @@ def draw_panel(axis: Any, timings: list[Timing], engines: list[str]) -> None:
     for t in timings:
         row, speed = engines.index(t.engine), t.images_per_second
         slowest, fastest = 1000 * t.batch / t.high, 1000 * t.batch / t.low
-        colour = OPTG_COLOUR if t.engine == "optg" else OTHER_COLOUR
+        colour = OPTG_COLOUR if t.engine in PRECISIONS.values() else OTHER_COLOUR
         whiskers = {"xerr": [[speed - slowest], [fastest - speed]], "error_kw": {"elinewidth": 1, "capsize": 2}}
         axis.barh(row, speed, color=colour, height=0.7, **whiskers)
         factor = f"  {other.milliseconds / t.milliseconds:.2f} ×" if t.engine == "optg" and other else ""

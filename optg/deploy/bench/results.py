@@ -57,19 +57,28 @@ def setting_name(batch: int, threads: int) -> str:
     return f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def best_other(timings: list[Timing]) -> Timing | None:
-    """Return the fastest float32 engine other than optg."""
-    return min((t for t in timings if t.engine not in ("optg", "openvino bf16")), key=lambda t: t.milliseconds, default=None)
+PRECISIONS = {"float32": "optg", "int8": "optg int8"}  # engines of optg, by what they are compared with
+
+
+def precision_of(engine: str) -> str:
+    return next((name for name in ("bf16", "int8") if name in engine), "float32")
+
+
+def best_other(timings: list[Timing], precision: str = "float32") -> Timing | None:
+    """Return the fastest engine of this precision other than optg's."""
+    others = (t for t in timings if precision_of(t.engine) == precision and t.engine != PRECISIONS[precision])
+    return min(others, key=lambda t: t.milliseconds, default=None)
 
 
 def speedup_lines(benchmark: Benchmark) -> Iterator[str]:
-    """Compare optg with the best other float32 engine, one line per setting."""
+    """Compare optg with the best other engine of the same precision, one line per setting and precision."""
     for (batch, threads), timings in by_setting(benchmark).items():
-        ours, other = next((t for t in timings if t.engine == "optg"), None), best_other(timings)
-        if ours and other:
-            factor = other.milliseconds / ours.milliseconds
-            setting = setting_name(batch, threads)
-            yield f"{setting}: optg is {factor:.2f} × as fast as {other.engine}, the best other engine in float32"
+        for precision, name in PRECISIONS.items():
+            ours, other = next((t for t in timings if t.engine == name), None), best_other(timings, precision)
+            if ours and other:
+                factor = other.milliseconds / ours.milliseconds
+                setting = setting_name(batch, threads)
+                yield f"{setting}: {name} is {factor:.2f} × as fast as {other.engine}, the best other engine in {precision}"
 
 
 def write_json(benchmark: Benchmark, path: Path) -> None:

@@ -1,20 +1,21 @@
 """The model to measure: a trained one, or one by name with random weights and masks."""
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from optg import models
+from optg import models, trust
 from optg.core.budgets import layer_zeros
 from optg.core.prunable import find_prunable
 from optg.deploy import packed
 from optg.deploy.export import Trained, account_of, open_trained
 from optg.deploy.graph import capture
 from optg.deploy.packed import About
+from optg.training.recipe import refuse_model_options
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Subject:
     sparsity: float | None = None  # of the random masks; 0.9 if None
     classes: int | None = None  # the model's usual number if None
     shape: tuple[int, int, int] | None = None  # channels, height, width; the model's usual shape if None
+    model_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the model
 
 
 def open_subject(subject: Subject) -> Trained:
@@ -33,18 +35,22 @@ def open_subject(subject: Subject) -> Trained:
     if path.exists() or "/" in subject.what:
         if given := [name for name in ("sparsity", "classes", "shape") if getattr(subject, name) is not None]:
             raise ValueError(f"{path} is measured as it is; leave out --{given[0]}, which applies to models given by name")
+        refuse_model_options(path, subject.model_options)
         return open_trained(path)
+    trust.allow(subject.what)
     sparsity = 0.9 if subject.sparsity is None else subject.sparsity
     if not 0 <= sparsity < 1:
         raise ValueError(f"--sparsity is {sparsity:g}; expected at least 0 and below 1")
     classes = subject.classes or usual_classes(subject.what)
     shape = subject.shape or ((3, 224, 224) if classes == 1000 else models.small_images(subject.what))
     torch.manual_seed(0)
-    model = models.build(subject.what, classes)
+    model = models.build(subject.what, classes, subject.model_options)
     prune_at_random(model, sparsity)
-    with models.explain_shape_errors(subject.what, shape, "give another --shape"):
+    advice = models.advise_on_size(subject.what, model, shape, "give another --shape")
+    with models.explain_shape_errors(subject.what, shape, advice):
         settle_norms(model, shape)
-    name = f"{subject.what} with random weights and random ERK masks of sparsity {sparsity:g}"
+    options = f"({models.as_arguments(subject.model_options)})" if subject.model_options else ""
+    name = f"{subject.what}{options} with random weights and random ERK masks of sparsity {sparsity:g}"
     return Trained(model.eval(), About(name, classes, shape, account=account_of(model, torch.zeros(1, *shape))))
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from optg.deploy.bench.results import Benchmark, by_setting, setting_name, subject_line
+from optg.naming import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -11,12 +12,12 @@ if TYPE_CHECKING:
 def benchmark_table(benchmark: Benchmark) -> "Table":
     """Return one row per engine and setting."""
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(
-        title=escape(subject_line(benchmark)),
-        caption=escape(benchmark.hardware),
+        title=Text(visible(subject_line(benchmark)), "table.title"),
+        caption=Text(visible(benchmark.hardware), "table.caption"),
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,

@@ -1,5 +1,9 @@
-"""Compile the engine's C code with the system's compiler at first use, and cache it."""
+"""Compile the engine's C code with the system's compiler at first use, and cache it.
 
+Whoever can write to the cache can run code as its user. So the cache is used only if nobody else can.
+"""
+
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -7,9 +11,11 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +26,7 @@ FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=fas
 ISAS = {
     "native": ("-march=native",),
     "avx512": ("-march=x86-64-v4", "-DLANES=16"),
+    "avx_vnni": ("-march=x86-64-v3", "-mavxvnni", "-DLANES=8"),
     "avx2": ("-march=x86-64-v3", "-DLANES=8"),
     "scalar": ("-DLANES=1",),
 }
@@ -39,6 +46,14 @@ class Kernel(NamedTuple):
     framed: int = 0  # does it compute whole rows of an image and skip the padding?
 
 
+class Int8Kernel(NamedTuple):
+    """An int8 convolution kernel computes `width` filters on `vectors` vectors at once; -16 stands for 16 positions in all."""
+
+    width: int
+    vectors: int
+    short_offsets: int
+
+
 class Library:
     """The compiled engine."""
 
@@ -46,23 +61,31 @@ class Library:
         self.key = path.stem
         c = ctypes.CDLL(str(path))
         c.engine_pool.restype = ctypes.c_void_p
-        for function in (c.engine_lanes, c.engine_kernel_count, c.engine_pool_threads, c.engine_time):
+        for name in ("lanes", "span", "finite", "kernel_count", "int8_kernel_count", "pool_threads", "time"):
+            function = getattr(c, f"engine_{name}")
             function.restype = ctypes.c_int64
         c.engine_pool.argtypes = [ctypes.c_int64, ctypes.c_int64]
+        c.engine_finite.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         c.engine_pool_free.argtypes = [ctypes.c_void_p]
         c.engine_pool_threads.argtypes = [ctypes.c_void_p]
         c.engine_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         c.engine_run.restype = None
         c.engine_time.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-        c.engine_kernel.argtypes = [ctypes.c_int64, ctypes.c_void_p]
-        c.engine_kernel.restype = None
+        for function in (c.engine_kernel, c.engine_int8_kernel):
+            function.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+            function.restype = None
         self.c = c
         self.lanes: int = c.engine_lanes()
+        self.span: int = c.engine_span()  # bytes of a vector in the int8 operations
         shape = (ctypes.c_int32 * 5)()
         self.kernels: dict[Kernel, int] = {}
         for i in range(c.engine_kernel_count()):
             c.engine_kernel(i, shape)
             self.kernels[Kernel(*shape)] = i
+        self.int8_kernels: list[Int8Kernel] = []
+        for i in range(c.engine_int8_kernel_count()):
+            c.engine_int8_kernel(i, shape)
+            self.int8_kernels.append(Int8Kernel(*shape[:3]))
 
     def function(self, name: str) -> int:
         """Return the address of a C function."""
@@ -78,7 +101,7 @@ def library(isa: str | None = None, sources: Sequence[Path] = ()) -> Library:
     """Return the engine for this machine; compile it if it is not in the cache.
 
     Args:
-        isa: native (the default, unless $OPTG_ISA says otherwise), avx512, avx2 or scalar.
+        isa: native (the default, unless $OPTG_ISA says otherwise), avx512, avx_vnni, avx2 or scalar.
         sources: C files of operations from outside c/ops/.
     """
     return _library(isa or os.environ.get("OPTG_ISA") or "native", tuple(sources))
@@ -93,7 +116,7 @@ def _library(isa: str, sources: tuple[Path, ...]) -> Library:
         raise NoCompiler("no C compiler found (cc, gcc, clang, or the one $CC names)")
     command = [*compiler.split(), *FLAGS, *ISAS[isa]]
     path = cache() / f"engine-{key(command, sources)}.so"
-    if path.exists():
+    if is_private(path, stat.S_ISREG):
         with contextlib.suppress(OSError, AttributeError):  # a damaged file is compiled again
             return Library(path)
     compile_to(path, command, sources)
@@ -140,6 +163,7 @@ def compile_to(path: Path, command: Sequence[str], sources: Sequence[Path]) -> N
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             reason = next((line for line in lines if " error: " in line), lines[0])
             raise NoCompiler(f"{command[0]} does not compile the engine: {reason}")
+        os.chmod(temporary, 0o700)  # linkers ask for 0o777
         sync(Path(temporary))
         os.replace(temporary, path)
     except OSError as error:
@@ -150,13 +174,46 @@ def compile_to(path: Path, command: Sequence[str], sources: Sequence[Path]) -> N
 
 @functools.cache
 def cache() -> Path:
-    """Return $OPTG_CACHE, or the folder optg in the user's cache; a temporary folder if that is not writable."""
+    """Return $OPTG_CACHE, or the folder optg in the user's cache; a new temporary folder if others can write to that one."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = Path(os.environ.get("OPTG_CACHE") or os.path.join(home, "optg"))
+    path = Path(os.path.abspath(os.environ.get("OPTG_CACHE") or os.path.join(home, "optg")))
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(path, os.W_OK):
-            return path
+        create_private(path)
+        path = path.resolve(strict=True)
+        problem = "" if os.access(path, os.W_OK) else "it is not writable"
+        if not is_private(path, stat.S_ISDIR):
+            problem = "it must belong to you, and nobody else may write to it"
+        elif exposed := next((folder for folder in path.parents if is_exposed(folder)), None):
+            problem = f"other users can replace it, because they can write to {exposed}"
+    except OSError as error:
+        problem = str(error)
+    if not problem:
+        return path
+    private = Path(tempfile.mkdtemp(prefix="optg-"))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    warnings.warn(f"the cache {path} is not used: {problem}. The engine is compiled anew in each process", stacklevel=2)
+    return private
+
+
+def create_private(path: Path) -> None:
+    """Create a folder and its missing parents, which only the user can write to."""
+    if not path.is_dir():
+        create_private(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+
+
+def is_private(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether a file or folder exists, is of this kind, belongs to the user, and cannot be written by others."""
+    try:
+        found = path.lstat()
     except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="optg-"))
+        return False
+    return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def is_exposed(folder: Path) -> bool:
+    """Return whether another user but root can rename what is in a folder: the sticky bit of /tmp prevents it."""
+    found = folder.stat()
+    by_anyone = bool(found.st_mode & stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
+    return by_anyone or found.st_uid not in (0, os.geteuid())

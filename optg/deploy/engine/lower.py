@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from optg.deploy.engine.int8.base import Int8Op
+from optg.deploy.engine.int8.lower import Int8Lowering
+from optg.deploy.engine.int8.segment import Int8Segment
 from optg.deploy.engine.memory import Shape
 from optg.deploy.engine.ops import RULES
 from optg.deploy.engine.ops.base import Op, Unsupported
 from optg.deploy.engine.plan import Segment
 from optg.deploy.engine.step import IDENTITY
-from optg.deploy.graph import Graph, Node, Ref, dry_run, fill_refs, refs_in, resolve
+from optg.deploy.graph import Graph, Node, Ref, dry_run, refs_in, resolve, run_node
 
 PROBE = 8191  # a batch size that is unlikely to be another size of the model too; if it is, `Misfit` is raised at run time
 
@@ -36,8 +39,7 @@ class TorchCall:
     def run(self, value: Callable[[str], Any], batch: int, runner: Any) -> dict[str, Any]:
         """Compute the output. `value` returns the value of a name."""
         known = {name: value(name) for name in self.inputs}
-        args, kwargs = fill_refs(self.node.args, known), fill_refs(self.node.kwargs, known)
-        return {self.output: resolve(self.node.op)(*args, **kwargs)}
+        return {self.output: run_node(self.node, known)}
 
     def rows(self) -> list[list[str]]:
         """Return its row in the table of a compiled model; sizes have none."""
@@ -45,7 +47,7 @@ class TorchCall:
         return [[self.output, f"torch {self.node.op}"]] if shown else []
 
 
-Part = Segment | TorchCall
+Part = Segment | Int8Segment | TorchCall
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Lowering:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.order: list[Op | TorchCall] = []
+        self.order: list[Op | Int8Op | TorchCall] = []
         self.made: dict[str, Op] = {}  # the engine's operations, by the value they compute
         self.notes: list[str] = []
         self.roots: dict[str, str] = {}
@@ -84,53 +86,65 @@ class Lowering:
             self.meta[name] = torch.empty(sizes, dtype=dtype, device="meta")
         self.forms: dict[str, tuple[int, ...]] = {}
         self.shapes: dict[str, Shape] = {}  # of the values that the engine can hold
-        batch = PROBE if graph.dynamic else graph.shapes[0][0]
+        batch = self.batch = PROBE if graph.dynamic else graph.shapes[0][0]
         for name, value in self.meta.items():
             if isinstance(value, (tuple, list)) and value and isinstance(value[0], Tensor):
                 value = value[0]  # the engine computes only the first of several results
-            if isinstance(value, Tensor) and value.dtype == torch.float32 and value.ndim >= 1 and value.shape[0] == batch:
+            if not isinstance(value, Tensor) or value.numel() == 0:
+                continue
+            if value.dtype == torch.float32 and value.ndim >= 1 and value.shape[0] == batch:
                 self.forms[name] = tuple(value.shape[1:])
                 if value.ndim in (2, 4):
                     self.shapes[name] = (*value.shape[1:], *(1, 1)[: 4 - value.ndim])
+        self.int8 = Int8Lowering(self)
 
     def lower(self) -> Network:
         for node in self.graph.nodes:
-            packet = node.op.split(".")[1]
-            try:
-                if packet not in RULES or node.name not in self.forms:
-                    raise Unsupported
-                RULES[packet](self, node)
-            except Unsupported as reason:
-                self.order.append(TorchCall(node))
-                if node.op.startswith("aten.") and not packet.startswith("sym_"):
-                    detail = f": {reason}" if str(reason) else ""
-                    self.notes.append(f"{node.name} ({node.op}) runs in torch{detail}")
+            if not self.int8.lower(with_positional_arguments(node)):
+                self.int8.need_floats((node.args, node.kwargs))
+                self.lower_float(node)
+        self.int8.need_floats(self.graph.outputs)
         return Network(self.parts(), self.roots, self.forms, self.notes)
+
+    def lower_float(self, node: Node) -> None:
+        """Turn a node into an operation on floats, or leave it to torch."""
+        packet = node.op.split(".")[1]
+        try:
+            if packet not in RULES or node.name not in self.forms:
+                raise Unsupported
+            RULES[packet](self, with_positional_arguments(node))
+        except Unsupported as reason:
+            self.order.append(TorchCall(node))
+            if node.op.startswith("aten.") and not packet.startswith("sym_"):
+                detail = f": {reason}" if str(reason) else ""
+                self.notes.append(f"{node.name} ({node.op}) runs in torch{detail}")
 
     def parts(self) -> list[Part]:
         """Drop operations that nothing needs, and group those of the engine into segments."""
         parts: list[Part] = []
-        segment: Segment | None = None
         for op in self.needed(self.order):
+            last = parts[-1] if parts else None
             if isinstance(op, TorchCall):
                 parts.append(op)
-                segment = None
+            elif isinstance(op, Int8Op):
+                if not isinstance(last, Int8Segment):
+                    parts.append(last := Int8Segment([], self.int8.shapes, self.forms, self.int8.known))
+                last.ops.append(op)
             else:
-                if segment is None:
-                    segment = Segment([], self.shapes, self.forms)
-                    parts.append(segment)
-                segment.ops.append(op)
+                if not isinstance(last, Segment):
+                    parts.append(last := Segment([], self.shapes, self.forms))
+                last.ops.append(op)
         used = {self.root(name) for name in refs_in(self.graph.outputs)}
         for part in reversed(parts):
-            if isinstance(part, Segment):
+            if not isinstance(part, TorchCall):
                 part.outputs = [op.output for op in part.ops if op.output in used]
             used.update(map(self.root, part.inputs))
         return parts
 
-    def needed(self, order: Sequence[Op | TorchCall]) -> list[Op | TorchCall]:
+    def needed(self, order: Sequence[Op | Int8Op | TorchCall]) -> list[Op | Int8Op | TorchCall]:
         """Return the operations that the outputs depend on."""
         used = {self.root(name) for name in refs_in(self.graph.outputs)}
-        kept = []
+        kept: list[Op | Int8Op | TorchCall] = []
         for op in reversed(order):
             if op.output in used:
                 used.update(map(self.root, op.inputs))
@@ -158,7 +172,10 @@ class Lowering:
             return None
         if not isinstance(argument, Ref) or argument.name not in self.graph.tensors:
             raise Unsupported("its weight is computed")
-        return self.graph.tensors[argument.name].detach().to(torch.float64).numpy()
+        weight = self.graph.tensors[argument.name].detach().to(torch.float64).numpy()
+        if not np.isfinite(weight).all():
+            raise Unsupported("its weight holds NaN or infinite numbers")
+        return weight
 
     def require_unused_indices(self, node: Node) -> None:
         """Refuse a maximum whose second result, the indices, is used."""
@@ -195,6 +212,17 @@ class Lowering:
         """Return the operation that computes a value, if it can absorb the next one: nothing else uses the value."""
         op = self.made.get(name)
         return op if op is not None and self.uses[name] == 1 and op.activation == IDENTITY else None
+
+
+def with_positional_arguments(node: Node) -> Node:
+    """Return the node with its arguments in the order of the signature: a file may name any of them."""
+    if not node.kwargs or not node.op.startswith("aten."):
+        return node
+    signature = [parameter for parameter in resolve(node.op)._schema.arguments if not parameter.kwarg_only]  # type: ignore[attr-defined]
+    given = {**{parameter.name: value for parameter, value in zip(signature, node.args)}, **node.kwargs}
+    last = max((i for i, parameter in enumerate(signature) if parameter.name in given), default=-1)
+    args = tuple(given.pop(parameter.name, parameter.default_value) for parameter in signature[: last + 1])
+    return Node(node.name, node.op, args, given)
 
 
 def lower(graph: Graph) -> Network:

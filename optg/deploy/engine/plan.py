@@ -23,6 +23,7 @@ from optg.deploy.engine.ops.base import Op
 from optg.deploy.engine.step import Step
 from optg.deploy.engine.structs import FIRST_TENSOR, Section
 from optg.deploy.engine.tune import Tuner, fastest
+from optg.deploy.graph import one_line
 
 if TYPE_CHECKING:
     from optg.deploy.engine.runner import Runner
@@ -33,18 +34,16 @@ CHAINED, STRIP = 2 << 20, 384 << 10  # bytes of a value that is computed in stri
 
 
 class Misfit(Exception):
-    """A value has another shape than the one planned for: torch then runs the model."""
+    """A value is not as planned, in its shape or its numbers: torch then runs the model."""
 
 
-@dataclass
-class Segment:
-    """Operations that run one after the other in the engine, without torch in between."""
+class OpSequence:
+    """Operations that run one after the other in the engine, without torch in between. The base of segments."""
 
-    ops: list[Op]
+    ops: Sequence[Any]
     shapes: dict[str, Shape]  # of the values: channels, height, width
     forms: dict[str, tuple[int, ...]]  # of the same values in torch, without the batch
-    outputs: list[str] = field(default_factory=list)  # values that are used elsewhere
-    programs: "dict[int, Program]" = field(default_factory=dict)  # by the number of images in a group
+    outputs: list[str]  # values that are used elsewhere
 
     @cached_property
     def inputs(self) -> list[str]:
@@ -61,15 +60,37 @@ class Segment:
         """Return the multiply-adds of one image."""
         return sum(op.nonzero * self.shapes[op.output][1] * self.shapes[op.output][2] for op in self.ops)
 
-    def run(self, value: Callable[[str], Tensor], batch: int, runner: "Runner") -> dict[str, Tensor]:
-        """Compute the outputs. `value` returns the value of a name."""
-        given = [value(name).contiguous() for name in self.inputs]
-        for name, tensor in zip(self.inputs, given):
+    def take_inputs(self, value: Callable[[str], Tensor], batch: int) -> dict[str, Tensor]:
+        """Return the inputs, which `value` finds by name. Raise Misfit if a shape is not as planned."""
+        given = {name: value(name).contiguous() for name in self.inputs}
+        for name, tensor in given.items():
             if tensor.shape != (wanted := (batch, *self.forms[name])):
                 found, expected = ("×".join(map(str, shape)) for shape in (tensor.shape, wanted))
                 raise Misfit(f"{name} has the shape {found}; expected {expected}")
-        made = {name: torch.empty(batch, *self.forms[name]) for name in self.outputs}
-        tensors = [*given, *made.values()]
+        return given
+
+
+@dataclass
+class Segment(OpSequence):
+    """Operations on floats."""
+
+    ops: list[Op]
+    shapes: dict[str, Shape]  # of the values: channels, height, width
+    forms: dict[str, tuple[int, ...]]  # of the same values in torch, without the batch
+    outputs: list[str] = field(default_factory=list)  # values that are used elsewhere
+    programs: "dict[int, Program]" = field(default_factory=dict)  # by the number of images in a group
+
+    def run(self, value: Callable[[str], Tensor], batch: int, runner: "Runner") -> dict[str, Tensor]:
+        """Compute the outputs. `value` returns the value of a name."""
+        given = self.take_inputs(value, batch)
+        for name, tensor in given.items():
+            if not runner.library.c.engine_finite(tensor.data_ptr(), tensor.numel()):
+                raise Misfit(f"{name} holds NaN or infinite numbers")  # torch does not skip their products with 0
+        try:
+            made = {name: torch.empty(batch, *self.forms[name]) for name in self.outputs}
+        except RuntimeError as error:
+            raise MemoryError(one_line(error)) from error
+        tensors = [*given.values(), *made.values()]
         done = 0
         for images, groups in split(batch, runner.library.lanes):
             addresses = structs.pointers([(tensor[done:] if done else tensor).data_ptr() for tensor in tensors])

@@ -1,7 +1,7 @@
 """Threads and memory to run programs with."""
 
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -10,6 +10,14 @@ from optg.deploy.engine.build import Library
 from optg.deploy.engine.plan import Program
 from optg.deploy.engine.tune import Tuner
 from optg.machine import cores
+
+
+class Runnable(Protocol):
+    """The steps for one group of images."""
+
+    size: int  # of the arena
+    sections: Any
+    shared: bool  # should threads share the work of one group?
 
 
 class Runner:
@@ -21,9 +29,9 @@ class Runner:
         self.threads: int = library.c.engine_pool_threads(self.pool) if self.pool else 1
         self.arenas: list[tuple[Any, int]] = []
         self.arena_size = 0
-        self.times: dict[Program, Any] = {}  # a benchmark may ask for the nanoseconds of each step
+        self.times: dict[Runnable, Any] = {}  # a benchmark may ask for the nanoseconds of each step
 
-    def run(self, program: Program, addresses: Any, count: int, groups: int) -> None:
+    def run(self, program: Runnable, addresses: Any, count: int, groups: int) -> None:
         """Run a program on groups of images. Each thread takes the same number of whole groups; they share the others."""
         each = groups - groups % self.threads if self.threads > 1 and program.shared else groups
         for first, n, together in ((0, each, 0), (each, groups - each, 1)):
@@ -31,7 +39,9 @@ class Runner:
                 arenas = self.workspace(program.size, 1 if together else min(self.threads, n))
                 self.launch(program, addresses, count, arenas, first, n, together)
 
-    def launch(self, program: Program, addresses: Any, count: int, arenas: Any, first: int, groups: int, together: int) -> None:
+    def launch(
+        self, program: Runnable, addresses: Any, count: int, arenas: Any, first: int, groups: int, together: int
+    ) -> None:
         sections, times = program.sections, self.times.get(program)
         task = structs.Run(
             structs.address(sections), len(sections), structs.address(addresses), count, structs.address(arenas),

@@ -72,7 +72,10 @@ def vectors(array: np.ndarray) -> np.ndarray:
 def arena(size: int) -> tuple[Any, int]:
     """Return memory for a thread's values, and its address. Huge pages help: a layer touches many planes at once."""
     huge = 1 << 21
-    memory = mmap.mmap(-1, size + huge)
+    try:
+        memory = mmap.mmap(-1, size + huge)
+    except OSError as error:
+        raise MemoryError(f"not enough memory for {size:,} bytes") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

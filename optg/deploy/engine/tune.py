@@ -7,7 +7,8 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from ctypes import Structure
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,10 +16,10 @@ from optg.deploy.engine import structs
 from optg.deploy.engine.build import Library, cache
 
 if TYPE_CHECKING:
-    from optg.deploy.engine.ops.tiles import Layer, Tiling
     from optg.deploy.engine.plan import Segment
 
 Choice = TypeVar("Choice")
+Tiling = TypeVar("Tiling", bound=tuple[int, ...])
 ROUNDS, RUNS = 2, 3  # rounds over all candidates, and runs of each in a round: a slow moment of the machine hits few of them
 FETCHED = 20.0  # bytes per nanosecond from memory
 
@@ -27,6 +28,27 @@ def fastest(choices: Sequence[Choice], time: Callable[[Choice], float]) -> Choic
     """Return the choice with the shortest time. The choices take turns."""
     rounds = [[time(choice) for choice in choices] for _ in range(ROUNDS)]
     return choices[int(np.argmin(np.min(rounds, axis=0)))]
+
+
+class Tunable(Protocol[Tiling]):
+    """A layer that can run in several ways."""
+
+    @property
+    def signature(self) -> str: ...  # layers with the same one run fastest in the same way
+
+    @property
+    def step(self) -> Structure: ...
+
+    @property
+    def tap_bytes(self) -> int: ...  # of the tiling that was written last
+
+    def recall(self, known: list[int] | None) -> Tiling | None: ...
+
+    def shortlist(self) -> list[Tiling]: ...
+
+    def variants(self, tiling: Tiling) -> list[Tiling]: ...
+
+    def fill(self, tiling: Tiling) -> None: ...
 
 
 class Tuner:
@@ -41,7 +63,7 @@ class Tuner:
             known = json.loads(self.path.read_text())
             self.known = known if isinstance(known, dict) else {}
 
-    def choose(self, layer: "Layer", arena: int) -> "Tiling":
+    def choose(self, layer: Tunable[Tiling], arena: int) -> Tiling:
         """Choose the tiling of a layer and write it into the layer's C struct."""
         tiling = layer.recall(self.known.get(layer.signature))
         if tiling is None:
@@ -55,7 +77,7 @@ class Tuner:
         layer.fill(tiling)
         return tiling
 
-    def time(self, layer: "Layer", tiling: "Tiling", arena: int) -> float:
+    def time(self, layer: Tunable[Tiling], tiling: Tiling, arena: int) -> float:
         """Return the nanoseconds with warm caches, plus the time to fetch the taps: in a network they come from memory."""
         layer.fill(tiling)
         inputs = structs.pointers([])

@@ -33,13 +33,16 @@ def test_failing_wrong_and_missing_engines_are_reported(monkeypatch: pytest.Monk
     ]
 
 
-@pytest.mark.parametrize("engine", [e for e in ENGINES if e.packages], ids=lambda e: e.name)
+TOLERANCES = {"bf16": 0.05, "int8": 0.2}  # of engines that round activations; others: 1e-5
+
+
+@pytest.mark.parametrize("engine", [e for e in ENGINES if e.packages and "nncf" not in e.packages], ids=lambda e: e.name)
 def test_other_engines_agree_with_torch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in engine.packages:
         pytest.importorskip(package)
     monkeypatch.setattr(measure_module, "MIN_ROUNDS", 1)
     (found,), notes = measure(MeasureRequest(Subject("digits"), [engine.name], [3], 1, 0.01))
-    assert found.difference < (0.05 if "bf16" in engine.name else 1e-5) and not notes
+    assert found.difference < TOLERANCES.get(engine.name[-4:], 1e-5) and not notes
 
 
 def test_every_engine_gets_one_turn_per_round(monkeypatch: pytest.MonkeyPatch) -> None:

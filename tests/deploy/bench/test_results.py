@@ -1,5 +1,6 @@
 """Table, summary and plot show what was measured."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -21,7 +22,7 @@ BENCHMARK = Benchmark(
     {"torch": "2"},
     [
         *(timing("optg", 1.0), timing("torch", 8.0), timing("onnxruntime", 3.0), timing("openvino bf16", 0.5)),
-        *(timing("optg", 4.0, 32, 2), timing("torch", 2.0, 32, 2)),
+        *(timing("optg", 4.0, 32, 2), timing("torch", 2.0, 32, 2), timing("gpu bf16 shrunk", 0.1, 32, 2)),
     ],
 )
 
@@ -37,6 +38,14 @@ def test_table_shows_the_timings() -> None:
     assert list(speedup_lines(BENCHMARK)) == [  # bf16 does not count as the best other
         "batch 1, 1 thread: optg is 3.00 × as fast as onnxruntime, the best other engine in float32",
         "batch 32, 2 threads: optg is 0.50 × as fast as torch, the best other engine in float32",
+    ]
+
+
+def test_engines_are_compared_within_their_precision() -> None:
+    timings = [timing(name, ms) for name, ms in (("optg", 4), ("optg int8", 1), ("onnxruntime int8", 3), ("torch", 6))]
+    assert list(speedup_lines(replace(BENCHMARK, timings=timings))) == [
+        "batch 1, 1 thread: optg is 1.50 × as fast as torch, the best other engine in float32",
+        "batch 1, 1 thread: optg int8 is 3.00 × as fast as onnxruntime int8, the best other engine in int8",
     ]
 
 

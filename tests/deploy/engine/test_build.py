@@ -1,6 +1,10 @@
 """Compiling and caching the C code."""
 
+import os
 import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,3 +51,94 @@ def test_the_key_changes_with_every_c_file(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "other.c").write_text("")
     keys.append(build.key(command, [tmp_path / "other.c"]))
     assert len(keys) == len(set(keys)) > 8
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A path for the cache, which does not exist yet."""
+    monkeypatch.setenv("OPTG_CACHE", str(tmp_path / "new" / "cache"))
+    build.cache.cache_clear()
+    build._library.cache_clear()
+    yield tmp_path / "new" / "cache"
+    build.cache.cache_clear()
+    build._library.cache_clear()
+
+
+def test_the_cache_and_its_new_parents_are_private(own_cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert build.cache() == own_cache
+        assert build.library("scalar").lanes == 1
+    finally:
+        os.umask(before)
+    [engine] = own_cache.glob("engine-*.so")
+    assert [path.stat().st_mode & 0o777 for path in (own_cache.parent, own_cache, engine)] == [0o700, 0o700, 0o700]
+
+
+def exposed(path: Path) -> None:
+    path.mkdir(parents=True)
+    path.chmod(0o777)
+
+
+def in_exposed_folder(path: Path) -> None:
+    path.mkdir(parents=True)
+    path.parent.chmod(0o777)
+
+
+def owned_by_another(path: Path) -> None:
+    path.mkdir(parents=True)
+    if os.geteuid():
+        pytest.skip("only root can make files of another user")
+    os.chown(path, 12345, 12345)
+
+
+def a_file(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (exposed, "it must belong to you, and nobody else may write to it"),
+        (in_exposed_folder, "other users can replace it, because they can write to .*new"),
+        (owned_by_another, "it must belong to you"),
+        (a_file, "File exists|must belong to you"),
+    ],
+)
+def test_a_cache_that_others_can_write_to_is_not_used(own_cache: Path, prepare: Callable[[Path], None], reason: str) -> None:
+    prepare(own_cache)
+    with pytest.warns(UserWarning, match=f"^the cache .* is not used: .*({reason})"):
+        private = build.cache()
+    assert private != own_cache and private.stat().st_mode & 0o777 == 0o700 and private.stat().st_uid == os.geteuid()
+
+
+PLANTED = '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { fclose(fopen("%s", "w")); }\n'
+
+
+@pytest.mark.parametrize("how", ["others can write to the file", "the file is a link", "the folder is another user's"])
+def test_a_planted_engine_is_not_loaded(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    trace = tmp_path / "executed"
+    build.library("scalar")
+    own_cache = own_cache.rename(tmp_path / "moved")  # a library at the path of a loaded one would not be loaded again
+    monkeypatch.setenv("OPTG_CACHE", str(own_cache))
+    [engine] = own_cache.glob("engine-*.so")
+    planted = tmp_path / "planted.so"
+    compile_command = [shutil.which("cc") or "cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(planted)]
+    subprocess.run(compile_command, input=PLANTED % trace, text=True, check=True)
+    engine.unlink()
+    if how == "the file is a link":
+        engine.symlink_to(planted)
+    else:
+        shutil.copy(planted, engine)
+        engine.chmod(0o777 if how == "others can write to the file" else 0o700)
+    if how == "the folder is another user's":
+        if os.geteuid():
+            pytest.skip("only root can make files of another user")
+        os.chown(own_cache, 12345, 12345)
+    build.cache.cache_clear()
+    build._library.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert build.library("scalar").lanes == 1
+    assert not trace.exists()

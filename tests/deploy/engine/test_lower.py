@@ -4,7 +4,7 @@ import torch
 
 from optg.deploy.engine.lower import lower
 from optg.deploy.graph import Node, Ref
-from tests.deploy.engine.harness import conv_node, make_graph, small_net
+from tests.deploy.engine.harness import conv_node, make_graph, relative_error, small_net
 
 
 def test_norms_sums_and_activations_become_part_of_convolutions() -> None:
@@ -42,3 +42,29 @@ def test_torch_runs_unsupported_operations_between_segments() -> None:
     network = lower(make_graph(nodes, Ref("r"), {"w": torch.ones(2, 3, 1, 1)}, (3, 4, 4)))
     assert [(part.inputs, part.outputs) for part in network.parts] == [(["x"], ["c"]), (["c"], ["s"]), (["s"], ["r"])]
     assert network.notes == ["s (aten.sin.default) runs in torch"]
+
+
+def test_arguments_may_be_named() -> None:
+    """torch.export gives most arguments by position; a file may name any of them."""
+    tensors = {"w": torch.randn(4, 3, 3, 3), "m": torch.rand(4), "v": torch.rand(4) + 0.5}
+    statistics = {"running_mean": Ref("m"), "running_var": Ref("v"), "training": False, "momentum": 0.1, "eps": 1e-5}
+    nodes = [
+        Node("c", "aten.conv2d.default", (), {"weight": Ref("w"), "input": Ref("x"), "padding": [1, 1]}),
+        Node("b", "aten.batch_norm.default", (Ref("c"),), {"weight": None, "bias": None, **statistics, "cudnn_enabled": False}),
+        Node("l", "aten.leaky_relu.default", (), {"self": Ref("b"), "negative_slope": 0.3}),
+        Node("p", "aten.max_pool2d.default", (Ref("l"),), {"kernel_size": [2, 2], "ceil_mode": True}),
+        Node("a", "aten.add.Tensor", (Ref("p"),), {"other": Ref("p"), "alpha": 2}),
+        Node("s", "aten.softmax.int", (), {"dim": 1, "self": Ref("a")}),
+    ]
+    graph = make_graph(nodes, Ref("s"), tensors, (3, 7, 7))
+    assert not lower(graph).notes
+    assert relative_error(graph, 1, "scalar", torch.randn(3, 3, 7, 7)) < 1e-5
+
+
+def test_norm_with_statistics_of_another_shape_runs_in_torch() -> None:
+    tensors = {"w": torch.randn(4, 3, 1, 1), "m": torch.rand(4, 1), "v": torch.rand(4, 1) + 0.5}
+    norm = Node("b", "aten.batch_norm.default", (Ref("c"), None, None, Ref("m"), Ref("v"), False, 0.1, 1e-5, False))
+    graph = make_graph([conv_node("c", "x", "w"), norm], Ref("b"), tensors, (3, 7, 7))
+    assert lower(graph).notes == [
+        "b (aten.batch_norm.default) runs in torch: its statistics are not one number for each channel"
+    ]

@@ -12,6 +12,8 @@ import torch
 
 from optg.deploy.engine import structs
 from tests.deploy.engine.harness import one_op, random_convolution, relative_error, small_net
+from tests.deploy.engine.int8.graphs import check, small_int8_net
+from tests.deploy.engine.int8.test_convolution import random_convolution as random_int8_convolution
 from tests.deploy.engine.ops.test_mean import MEANS
 from tests.deploy.engine.ops.test_pointwise import ACTIVATIONS
 from tests.deploy.engine.ops.test_pool import POOLINGS
@@ -39,6 +41,11 @@ def run_sanitized() -> None:
         assert relative_error(small_net(), 2, "scalar", torch.randn(batch, 3, 11, 11), cut=6) < 1e-5
     for op, arguments in (*POOLINGS, *ACTIVATIONS, *SOFTMAXES, *MEANS, *RESHAPES):
         assert relative_error(one_op(op, arguments, (5, 12, 12)), 2, "scalar", torch.randn(9, 5, 12, 12)) < 1e-5
+    for _ in range(25):
+        graph, xs, threads = random_int8_convolution(rng)
+        check(graph, *xs, threads=threads, isa="scalar")
+    for batch in (1, 9):
+        check(small_int8_net(), torch.randn(batch, 3, 13, 11), threads=2, isa="scalar")
     print("clean")
 
 

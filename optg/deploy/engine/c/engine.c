@@ -22,6 +22,18 @@
 
 int64_t engine_lanes(void) { return LANES; }
 
+/* Whether no number is NaN or infinite: only then is every product with 0 equal to 0. */
+int64_t engine_finite(const float *x, int64_t count) {
+  vec sums[4] = {splat(0), splat(0), splat(0), splat(0)};
+  int64_t i = 0;
+  for (; i + 4 * LANES <= count; i += 4 * LANES)
+    UNROLL for (int k = 0; k < 4; k++) sums[k] += *(const loose *)(x + i + k * LANES) * 0;
+  float sum = 0;
+  for (; i < count; i++) sum += x[i] * 0;
+  for (int64_t k = 0; k < 4 * LANES; k++) sum += ((const float *)sums)[k];
+  return sum == 0;
+}
+
 typedef struct {
   const step *steps;
   int64_t count, passes; /* the steps run once per image of the group, or once for all of its images */

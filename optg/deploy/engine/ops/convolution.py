@@ -169,6 +169,10 @@ def batch_norm(lowering: "Lowering", node: Node) -> None:
     if m is None or v is None:
         raise Unsupported("it normalises by the batch")
     g, b = lowering.tensor(weight), lowering.tensor(bias)
+    if any(t is not None and t.ndim != 1 for t in (m, v, g, b)):
+        raise Unsupported("its statistics are not one number for each channel")
+    if not (v + eps > 0).all():
+        raise Unsupported("its variance is not positive")
     scale = (1.0 if g is None else g) / np.sqrt(v + eps)
     shift = (0.0 if b is None else b) - m * scale
     op = lowering.open(name)

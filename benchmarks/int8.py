@@ -1,0 +1,100 @@
+"""Compare int8 engines on this CPU by CPU time, which other processes disturb less than time on the clock.
+
+    python benchmarks/int8.py --model resnet50 --sparsity 0.9 0.95 0.98
+    python benchmarks/int8.py --model resnet50 --sparsity 0.9 --engines "optg int8" --layers
+
+Models are those of inference.py: random weights, and as many zeros in each layer as give the FLOPs of OptG's masks. Engines
+take turns. The table shows the CPU time of a call in ms: the shortest, and the median. --layers prints the shortest time of
+each layer in optg, and its multiply-adds per second.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from inference_layers import FLOPS, SIZES, optg_power, settle, sparsify
+
+from optg.deploy.bench.engines import EngineInputs, select_engines
+from optg.deploy.onnx import write_onnx
+from optg.models import build
+
+ENGINES = ["optg int8", "openvino int8", "onnxruntime int8", "optg"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet50", choices=list(SIZES))
+    parser.add_argument("--sparsity", type=float, nargs="+")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--engines", nargs="+", default=ENGINES)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--layers", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    classes, size = SIZES[options.model]
+    for sparsity in options.sparsity or FLOPS[options.model]:
+        torch.manual_seed(0)
+        model = settle(sparsify(build(options.model, classes), sparsity, optg_power(options.model, sparsity))).eval()
+        images = torch.randn(options.batch, 3, size, size)
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            onnx = Path(folder) / "model.onnx"
+            write_onnx(onnx, model, images[:1])
+            inputs = EngineInputs(model, images, options.threads, onnx)
+            networks = {engine.name: engine.prepare(inputs) for engine in select_engines(options.engines)}
+            print(f"{options.model} at {sparsity:.0%}, batch {options.batch}, {options.threads} thread(s)")
+            compare(networks, images, options.rounds)
+            if options.layers:
+                profile(networks["optg int8"], images)
+
+
+def compare(networks: dict[str, Any], images: torch.Tensor, rounds: int) -> None:
+    """Let the engines take turns of a few calls, and print their CPU times."""
+    times: dict[str, list[float]] = {name: [] for name in networks}
+    order = list(networks)
+    for _ in range(rounds):
+        random.shuffle(order)
+        for name in order:
+            networks[name](images)
+            for _ in range(5):
+                start = time.process_time()
+                networks[name](images)
+                times[name].append(1000 * (time.process_time() - start))
+    shortest = {name: min(values) for name, values in times.items()}
+    for name, values in times.items():
+        print(f"  {name:18s} {shortest[name]:8.3f} ms, median {statistics.median(values):8.3f}")
+
+
+def profile(fast: Any, images: torch.Tensor) -> None:
+    """Print the shortest time of each step."""
+    for part in fast.network.parts:
+        for program in part.programs.values():
+            shortest = np.full(len(program.steps), np.iinfo(np.int64).max)
+            for _ in range(100):
+                fast.runner.times[program] = taken = np.zeros(len(program.steps), np.int64)
+                fast(images)
+                shortest = np.minimum(shortest, np.where(taken > 0, taken, shortest))
+            fast.runner.times.clear()
+            print(f"  all steps: {shortest.sum() / 1e6:.3f} ms")
+            for call, nanoseconds in zip(program.steps, shortest):
+                print("  " + describe(call, int(nanoseconds), part.shapes, program.images))
+
+
+def describe(call: Any, nanoseconds: int, shapes: dict[str, tuple[int, int, int]], images: int) -> str:
+    text = f"{call.function:18s} {nanoseconds / 1e6:8.4f} ms"
+    if not getattr(call.op, "nonzero", 0):
+        return text
+    channels, height, width = shapes[call.op.output]
+    work = call.op.nonzero * height * width * images
+    layer = f"{call.op.name:30s} {channels}×{height}×{width}, density {call.op.nonzero / call.op.weight.size:.1%}"
+    return f"{text}  {work / nanoseconds:6.1f} GMAC/s  {layer}, tile {'×'.join(map(str, call.choice))}"
+
+
+if __name__ == "__main__":
+    main()

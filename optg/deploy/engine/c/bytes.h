@@ -1,0 +1,165 @@
+/* Vectors of SPAN bytes, and what the int8 operations do with them. Every instruction set gives the same results.
+
+   `interleave` and `pack` work within pieces of 16 bytes, as the instructions of x86 do: interleaving four rows gives four
+   vectors of 4-byte groups, and packing four vectors of sums puts their results back in the order of the rows. */
+
+#ifndef BYTES_H
+#define BYTES_H
+
+#if LANES == 16 && defined(__AVX512BW__)
+#define SPAN 64
+#elif LANES == 8 && defined(__AVX2__)
+#define SPAN 32
+#else
+#define SPAN 16
+#endif
+
+typedef uint8_t octets __attribute__((vector_size(SPAN), may_alias));
+typedef uint8_t loose_octets __attribute__((vector_size(SPAN), aligned(1), may_alias)); /* at any address */
+typedef uint16_t words __attribute__((vector_size(SPAN), may_alias));
+typedef int16_t shorts __attribute__((vector_size(SPAN), may_alias));
+typedef int32_t sums __attribute__((vector_size(SPAN), may_alias));
+typedef float reals __attribute__((vector_size(SPAN), may_alias));
+
+typedef struct { /* 4 vectors: those of 4 interleaved rows, or the sums that belong to one vector of bytes */
+  octets part[4];
+} quad;
+
+typedef struct { /* 4 weights, repeated */
+#if defined(__AVX512VNNI__) && SPAN == 64 || defined(__AVXVNNI__) && SPAN == 32
+  sums all;
+#else
+  shorts even, odd;
+#endif
+} weights;
+
+INLINE octets repeat_octet(uint8_t x) { return (octets){0} + x; }
+INLINE sums repeat_sum(int32_t x) { return (sums){0} + x; }
+INLINE reals repeat_real(float x) { return (reals){0} + x; }
+INLINE octets select_octets(octets where, octets yes, octets no) { return (yes & where) | (no & ~where); }
+INLINE reals to_reals(sums x) { return __builtin_convertvector(x, reals); }
+
+/* ---- x86 */
+
+#if SPAN == 64
+INLINE octets load_octets(const void *p) { /* gcc would fold the load into each instruction that uses it */
+  octets x;
+  __asm__("vmovdqu64 %1, %0" : "=v"(x) : "m"(*(const loose_octets *)p));
+  return x;
+}
+INLINE octets low_8(octets a, octets b) { return (octets)_mm512_unpacklo_epi8((__m512i)a, (__m512i)b); }
+INLINE octets high_8(octets a, octets b) { return (octets)_mm512_unpackhi_epi8((__m512i)a, (__m512i)b); }
+INLINE octets low_16(octets a, octets b) { return (octets)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b); }
+INLINE octets high_16(octets a, octets b) { return (octets)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b); }
+INLINE octets largest(octets a, octets b) { return (octets)_mm512_max_epu8((__m512i)a, (__m512i)b); }
+INLINE octets smallest(octets a, octets b) { return (octets)_mm512_min_epu8((__m512i)a, (__m512i)b); }
+INLINE reals multiply_add(reals a, reals b, reals c) { return (reals)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE sums round_even(reals x) { return (sums)_mm512_cvtps_epi32((__m512)x); }
+INLINE octets pack(sums a, sums b, sums c, sums d) {
+  return (octets)_mm512_packus_epi16(_mm512_packs_epi32((__m512i)a, (__m512i)b), _mm512_packs_epi32((__m512i)c, (__m512i)d));
+}
+#elif SPAN == 32
+INLINE octets load_octets(const void *p) {
+  octets x;
+  __asm__("vmovdqu %1, %0" : "=x"(x) : "m"(*(const loose_octets *)p));
+  return x;
+}
+INLINE octets low_8(octets a, octets b) { return (octets)_mm256_unpacklo_epi8((__m256i)a, (__m256i)b); }
+INLINE octets high_8(octets a, octets b) { return (octets)_mm256_unpackhi_epi8((__m256i)a, (__m256i)b); }
+INLINE octets low_16(octets a, octets b) { return (octets)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b); }
+INLINE octets high_16(octets a, octets b) { return (octets)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b); }
+INLINE octets largest(octets a, octets b) { return (octets)_mm256_max_epu8((__m256i)a, (__m256i)b); }
+INLINE octets smallest(octets a, octets b) { return (octets)_mm256_min_epu8((__m256i)a, (__m256i)b); }
+INLINE reals multiply_add(reals a, reals b, reals c) { return (reals)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+INLINE sums round_even(reals x) { return (sums)_mm256_cvtps_epi32((__m256)x); }
+INLINE octets pack(sums a, sums b, sums c, sums d) {
+  return (octets)_mm256_packus_epi16(_mm256_packs_epi32((__m256i)a, (__m256i)b), _mm256_packs_epi32((__m256i)c, (__m256i)d));
+}
+#else
+
+/* ---- any machine */
+
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (octets){__VA_ARGS__})
+#endif
+INLINE octets load_octets(const void *p) { return *(const loose_octets *)p; }
+INLINE octets low_8(octets a, octets b) { return PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+INLINE octets high_8(octets a, octets b) { return PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
+INLINE octets low_16(octets a, octets b) { return PICK(a, b, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23); }
+INLINE octets high_16(octets a, octets b) { return PICK(a, b, 8, 9, 24, 25, 10, 11, 26, 27, 12, 13, 28, 29, 14, 15, 30, 31); }
+INLINE octets largest(octets a, octets b) { return select_octets((octets)(a > b), a, b); }
+INLINE octets smallest(octets a, octets b) { return select_octets((octets)(a < b), a, b); }
+INLINE reals multiply_add(reals a, reals b, reals c) {
+  for (int i = 0; i < SPAN / 4; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+}
+INLINE sums round_even(reals x) { /* values beyond the limit end as 0 or 255 in any case */
+  const float limit = 1 << 20, magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+  for (int i = 0; i < SPAN / 4; i++) x[i] = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
+  return __builtin_convertvector((x + magic) - magic, sums);
+}
+INLINE octets pack(sums a, sums b, sums c, sums d) {
+  const sums from[4] = {a, b, c, d};
+  octets result;
+  for (int i = 0; i < SPAN; i++) {
+    const int32_t x = from[i / 4][i % 4];
+    result[i] = x < 0 ? 0 : x > 255 ? 255 : x;
+  }
+  return result;
+}
+#endif
+
+INLINE void store_octets(void *p, octets x) { *(loose_octets *)p = x; }
+
+/* ---- sums of 4 products of an unsigned and a signed byte, exact */
+
+INLINE weights repeat_weights(int32_t four) {
+#if defined(__AVX512VNNI__) && SPAN == 64 || defined(__AVXVNNI__) && SPAN == 32
+  return (weights){repeat_sum(four)};
+#else
+  const shorts x = (shorts)repeat_sum(four);
+  return (weights){(shorts)((words)x << 8) >> 8, x >> 8};
+#endif
+}
+
+INLINE sums add_products(sums total, octets x, weights w) {
+#if defined(__AVX512VNNI__) && SPAN == 64
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(total) : "v"(x), "v"(w.all)); /* gcc would copy the sum first */
+  return total;
+#elif defined(__AVXVNNI__) && SPAN == 32
+  return (sums)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)x, (__m256i)w.all);
+#else
+  const words even = (words)x & 255, odd = (words)x >> 8;
+#if SPAN == 64
+  return total + (sums)_mm512_madd_epi16((__m512i)even, (__m512i)w.even) + (sums)_mm512_madd_epi16((__m512i)odd, (__m512i)w.odd);
+#elif SPAN == 32
+  return total + (sums)_mm256_madd_epi16((__m256i)even, (__m256i)w.even) + (sums)_mm256_madd_epi16((__m256i)odd, (__m256i)w.odd);
+#else
+  const sums a = (sums)(shorts)(even * (words)w.even), b = (sums)(shorts)(odd * (words)w.odd); /* a product fits 16 bits */
+  return total + (a << 16 >> 16) + (a >> 16) + (b << 16 >> 16) + (b >> 16);
+#endif
+#endif
+}
+
+INLINE quad interleave(const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d) {
+  const octets w = load_octets(a), x = load_octets(b), y = load_octets(c), z = load_octets(d);
+  const octets l = low_8(w, x), h = high_8(w, x), l2 = low_8(y, z), h2 = high_8(y, z);
+  return (quad){{low_16(l, l2), high_16(l, l2), low_16(h, h2), high_16(h, h2)}};
+}
+
+/* The bytes of a vector as integers, in the order of sums. */
+INLINE quad widen(octets x) {
+  const octets zero = repeat_octet(0), l = low_8(x, zero), h = high_8(x, zero);
+  return (quad){{low_16(l, zero), high_16(l, zero), low_16(h, zero), high_16(h, zero)}};
+}
+
+/* ---- rescaling, as docs/int8.md defines it */
+
+/* The 4 vectors of reals -> bytes: round to the nearest integer, ties to even, and clamp. */
+INLINE octets quantize_reals(const reals *x, octets low, octets high) {
+  return smallest(high, largest(low, pack(round_even(x[0]), round_even(x[1]), round_even(x[2]), round_even(x[3]))));
+}
+
+#endif

@@ -1,0 +1,208 @@
+/* Convolutions and linear layers on bytes, as docs/int8.md defines them.
+
+   A plane is the image row by row, with padding between the rows. So each tap of a convolution is the whole plane, shifted by
+   a constant number of bytes. Four taps, of any channels and positions, are interleaved in registers: each 4 bytes then belong
+   to one output position, and one instruction multiplies them by 4 weights and adds up. A tile of V vectors stays in registers
+   while the taps of a filter stream by. Where weights are dense, several filters share the interleaved bytes. Where a tile reads
+   more than the first cache holds, the input channels are taken in parts, and sums are kept in memory between them. */
+
+#include "../bytes.h"
+
+typedef struct { /* filters that share their taps */
+  const char *taps; /* groups of 4 taps: 4 offsets, and 4 weights for each filter */
+  int32_t groups;
+  int32_t channel, width; /* the filters are the output channels from `channel` on */
+} bundle;
+
+typedef struct {
+  const bundle *bundles; /* those of the first part of the input channels, then those of the next one, and so on */
+  const int64_t *cost;  /* work of all bundles before each one, to split the work evenly between threads */
+  const int32_t *start; /* of each channel's sum: the correction for the input's zero point */
+  const float *scale, *offset;
+  const char *mask; /* 255 for each byte of a plane that holds a pixel; NULL if nothing reads the padding */
+  const int64_t *bases; /* bytes to the first tap of each part */
+  int64_t bundle_count, wide_count, parts; /* the first `wide_count` bundles have several filters */
+  int64_t scratch;      /* bytes from the arena's start to the sums that are kept between parts */
+  int64_t positions, plane, lead;   /* bytes to compute, of a whole plane, and of the padding before the first plane */
+  int64_t wide_tile, tile;          /* vectors that a kernel computes at once */
+  int64_t short_offsets, shift;     /* offsets of single filters are uint16, to be shifted */
+  int64_t real;                     /* write floats, not bytes */
+  float residual;                   /* scale of the value to add */
+  float real_low, real_high;        /* clamp floats */
+  uint8_t low, high, fill;          /* clamp bytes; the value of padding */
+} int8_convolution;
+
+typedef struct { /* a tile, and where it lies */
+  const int8_convolution *k;
+  const uint8_t *in, *add;
+  char *out;
+  sums *kept; /* sums between parts */
+  int64_t position, part, add_channel, out_channel;
+} int8_tile;
+
+INLINE void add_groups(const int F, const int V, const int SHORT, sums *acc, const uint8_t *in, const bundle *b, int64_t shift) {
+  const char *tap = b->taps;
+  for (int32_t n = b->groups; n > 0; n--) {
+    const uint8_t *row[4];
+    UNROLL for (int i = 0; i < 4; i++)
+      row[i] = in + (SHORT ? (int64_t)((const uint16_t *)tap)[i] << shift : ((const int32_t *)tap)[i]);
+    tap += SHORT ? 8 : 16;
+    weights w[6];
+    UNROLL for (int f = 0; f < F; f++) w[f] = repeat_weights(((const int32_t *)tap)[f]);
+    tap += 4 * F;
+    UNROLL for (int v = 0; v < V; v++) {
+      const quad q = interleave(row[0] + SPAN * v, row[1] + SPAN * v, row[2] + SPAN * v, row[3] + SPAN * v);
+      UNROLL for (int f = 0; f < F; f++)
+        UNROLL for (int p = 0; p < 4; p++) acc[(f * V + v) * 4 + p] = add_products(acc[(f * V + v) * 4 + p], q.part[p], w[f]);
+    }
+  }
+}
+
+/* Write 4 vectors of reals in the order of positions. */
+INLINE void write_reals(char *out, const reals *y, float low, float high) {
+  for (int p = 0; p < 4; p++)
+    for (int i = 0; i < SPAN / 4; i++) {
+      const float x = y[p][i] < low ? low : y[p][i] > high ? high : y[p][i];
+      memcpy(out + 4 * (i / 4 * 16 + p * 4 + i % 4), &x, 4);
+    }
+}
+
+/* Rescale the sums of V vectors of one channel and write them. */
+INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t channel) {
+  const int8_convolution *k = t->k;
+  const reals scale = repeat_real(k->scale[channel]), offset = repeat_real(k->offset[channel]);
+  const octets low = repeat_octet(k->low), high = repeat_octet(k->high);
+  char *out = t->out + channel * t->out_channel;
+  UNROLL for (int v = 0; v < V; v++) {
+    reals y[4];
+    UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(to_reals(acc[4 * v + p]), scale, offset);
+    if (t->add) {
+      const quad r = widen(load_octets(t->add + channel * t->add_channel + SPAN * v));
+      const reals residual = repeat_real(k->residual);
+      UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(to_reals((sums)r.part[p]), residual, y[p]);
+    }
+    if (k->real) {
+      write_reals(out + 4 * SPAN * v, y, k->real_low, k->real_high);
+      continue;
+    }
+    octets result = quantize_reals(y, low, high);
+    if (k->mask) result = select_octets(load_octets(k->mask + t->position + SPAN * v), result, repeat_octet(k->fill));
+    store_octets(out + SPAN * v, result);
+  }
+}
+
+INLINE void convolve_tile(const int F, const int V, const int SHORT, const int8_tile *t, int64_t first, int64_t last) {
+  const int8_convolution *k = t->k;
+  const int64_t shift = k->shift;
+  const bundle *bundles = k->bundles + t->part * k->bundle_count;
+  for (const bundle *b = bundles + first; b < bundles + last; b++) {
+    sums acc[24]; /* not F * V * 4: gcc keeps arrays of variable length in memory */
+    sums *kept = t->kept + (b - bundles) * 4 * k->tile; /* not V: another thread may be at a smaller tile */
+    if (t->part) {
+      UNROLL for (int i = 0; i < F * V * 4; i++) acc[i] = kept[i];
+    } else {
+      UNROLL for (int f = 0; f < F; f++) {
+        const sums start = repeat_sum(k->start[b->channel + f]);
+        UNROLL for (int i = 0; i < V * 4; i++) acc[f * V * 4 + i] = start;
+      }
+    }
+    add_groups(F, V, SHORT, acc, t->in, b, shift);
+    if (t->part + 1 < k->parts) {
+      UNROLL for (int i = 0; i < F * V * 4; i++) kept[i] = acc[i];
+    } else {
+      UNROLL for (int f = 0; f < F; f++) rescale(V, acc + f * V * 4, t, b->channel + f);
+    }
+  }
+}
+
+#if SPAN == 64 || defined(__ARM_NEON)
+#define INT8_KERNELS(K) \
+  K(1, 1, 1) K(1, 2, 1) K(1, 3, 1) K(1, 4, 1) K(1, 5, 1) K(1, 6, 1) K(1, 1, 0) K(1, 2, 0) K(1, 3, 0) K(1, 4, 0) K(1, 5, 0) \
+  K(1, 6, 0) K(2, 1, 0) K(2, 2, 0) K(2, 3, 0) K(4, 1, 0) K(6, 1, 0)
+#else
+#define INT8_KERNELS(K) K(1, 1, 1) K(1, 2, 1) K(1, 1, 0) K(1, 2, 0) K(2, 1, 0)
+#endif
+
+#define INT8_DEFINE(F, V, SHORT) \
+  static void int8_##F##_##V##_##SHORT(const int8_tile *t, int64_t first, int64_t last) { \
+    convolve_tile(F, V, SHORT, t, first, last); \
+  }
+INT8_KERNELS(INT8_DEFINE)
+
+#include "../few.h"
+
+typedef struct {
+  void (*run)(const int8_tile *, int64_t, int64_t);
+  int32_t width, vectors, short_offsets; /* -16 and -32 vectors: for so many positions in all */
+} int8_kernel;
+
+#define INT8_LIST(F, V, SHORT) {int8_##F##_##V##_##SHORT, F, V, SHORT},
+static const int8_kernel int8_kernels[] = {INT8_KERNELS(INT8_LIST) FEW_KERNELS(FEW_LIST)};
+
+int64_t engine_span(void) { return SPAN; }
+int64_t engine_int8_kernel_count(void) { return sizeof int8_kernels / sizeof *int8_kernels; }
+void engine_int8_kernel(int64_t i, int32_t *shape) { memcpy(shape, &int8_kernels[i].width, 3 * sizeof *shape); }
+
+static const int8_kernel *int8_find(int64_t width, int64_t vectors, int64_t short_offsets) {
+  for (size_t i = 0; i < sizeof int8_kernels / sizeof *int8_kernels; i++) {
+    const int8_kernel *k = int8_kernels + i;
+    if (k->width == width && k->vectors == vectors && k->short_offsets == short_offsets) return k;
+  }
+  return NULL;
+}
+
+/* Run these bundles, all of one width, on all positions, in tiles of at most `largest` vectors. */
+static void int8_tiles(int8_tile t, int64_t largest, int64_t first, int64_t last) {
+  if (first >= last) return;
+  const int8_convolution *k = t.k;
+  const int64_t width = k->bundles[first].width, is_short = width == 1 && k->short_offsets;
+  const int8_tile start = t;
+  if (largest < 0) {
+    t.in += k->bases[0];
+    int8_find(width, largest, is_short)->run(&t, first, last);
+    return;
+  }
+  const int64_t vectors = (k->positions + SPAN - 1) / SPAN, tiles = (vectors + largest - 1) / largest;
+  for (int64_t i = 0; i < tiles; i++) {
+    const int64_t from = vectors * i / tiles, to = vectors * (i + 1) / tiles;
+    t.position = from * SPAN;
+    t.out = start.out + t.position * (k->real ? 4 : 1);
+    t.add = start.add ? start.add + t.position : NULL;
+    const int8_kernel *kernel = int8_find(width, to - from, is_short);
+    for (t.part = 0; t.part < k->parts; t.part++) {
+      t.in = start.in + k->bases[t.part] + t.position;
+      kernel->run(&t, first, last);
+    }
+  }
+}
+
+static int64_t bundle_at(const int8_convolution *k, int64_t cost) {
+  int64_t i = 0;
+  while (i < k->bundle_count && k->cost[i] < cost) i++;
+  return i;
+}
+
+void op_int8_convolution(const context *c, const step *s) {
+  const int8_convolution *k = s->own;
+  const int64_t total = k->cost[k->bundle_count];
+  const int64_t first = bundle_at(k, total * c->part / c->parts);
+  const int64_t last = c->part + 1 == c->parts ? k->bundle_count : bundle_at(k, total * (c->part + 1) / c->parts);
+  const int8_tile t = {
+      .k = k,
+      .in = (const uint8_t *)at(c, &s->in),
+      .add = (const uint8_t *)at(c, &s->add),
+      .out = at(c, &s->out),
+      .kept = (sums *)(c->buffers[1] + k->scratch),
+      .add_channel = s->add.channel,
+      .out_channel = s->out.channel,
+  };
+  const int64_t middle = last < k->wide_count ? last : first > k->wide_count ? first : k->wide_count;
+  int8_tiles(t, k->wide_tile, first, middle);
+  int8_tiles(t, k->tile, middle, last);
+  if (!k->mask) return;
+  if (c->part == 0) memset(t.out - k->lead, k->fill, k->lead);
+  const int64_t done = k->tile < 0 && !k->wide_count ? -k->tile : (k->positions + SPAN - 1) / SPAN * SPAN;
+  for (const bundle *b = k->bundles + first; b < k->bundles + last; b++)
+    for (int32_t f = 0; f < b->width; f++)
+      memset(t.out + (b->channel + f) * s->out.channel + done, k->fill, k->plane - done);
+}

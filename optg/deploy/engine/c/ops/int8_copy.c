@@ -1,0 +1,170 @@
+/* Between torch's tensors and planes of bytes, and between planes of different layouts. */
+
+#include "../bytes.h"
+
+typedef struct { /* how a value lies in planes */
+  int64_t columns, rows;          /* bytes from row to row, and rows from image to image, padding included */
+  int64_t height, width, images;
+  int64_t plane, lead;            /* bytes of a plane, and of the padding before the first one */
+  int64_t fill;                   /* the value of padding; -1: nothing reads it */
+} planes;
+
+typedef struct {
+  planes in, out;
+  float scale;        /* quantize: 1 / scale; dequantize: scale */
+  int64_t zero_point;
+  int64_t number;     /* bytes of a number in torch's tensor: 4 for floats, 1 for bytes */
+  int64_t stride_row, stride_column, phases; /* split: planes of every n-th pixel, one for each phase in use */
+  const int32_t *phase; /* row and column of each */
+} int8_copy;
+
+typedef uint8_t narrow __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+/* Fill the padding of one plane, by filling all of it: the pixels are written next. */
+INLINE void fill_plane(const planes *p, char *plane, int first) {
+  if (p->fill < 0) return;
+  if (first) memset(plane - p->lead, (int)p->fill, p->lead);
+  memset(plane, (int)p->fill, p->plane);
+}
+
+INLINE uint8_t quantize_one(float x, float scale, int64_t zero_point) {
+  float y = x * scale;
+  y = y > -512.0f ? y : -512.0f; /* so NaN becomes the lowest value */
+  y = y < 512.0f ? y : 512.0f;
+  const int64_t n = (int64_t)((y + 12582912.0f) - 12582912.0f) + zero_point; /* adding 1.5 * 2^23 rounds to an integer */
+  return n < 0 ? 0 : n > 255 ? 255 : n;
+}
+
+static void quantize_row(const float *x, uint8_t *y, int64_t n, float scale, int64_t zero_point) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    vec v = *(const loose *)(x + i) * scale;
+    v = smaller(splat(512), larger(v, splat(-512)));
+    ints q = __builtin_convertvector((v + 12582912.0f) - 12582912.0f, ints) + (int32_t)zero_point;
+    q &= ~(q < 0);
+    q = (q & ~(q > 255)) | ((q > 255) & 255);
+    *(narrow *)(y + i) = __builtin_convertvector(q, narrow);
+  }
+  for (; i < n; i++) y[i] = quantize_one(x[i], scale, zero_point);
+}
+
+/* torch's tensor -> planes; floats are quantized, bytes are copied. */
+void op_int8_pack(const context *c, const step *s) {
+  const int8_copy *k = s->own;
+  const planes *p = &k->out;
+  int64_t first, last;
+  share(c, s->channels, &first, &last);
+  for (int64_t o = first; o < last; o++) {
+    char *out = at(c, &s->out) + o * s->out.channel;
+    fill_plane(p, out, o == 0);
+    for (int64_t i = 0; i < p->images; i++)
+      for (int64_t y = 0; y < p->height; y++) {
+        const char *in = at(c, &s->in) + (((i * s->channels + o) * p->height + y) * p->width) * k->number;
+        char *row = out + (i * p->rows + y) * p->columns;
+        if (k->number == 1) memcpy(row, in, p->width);
+        else quantize_row((const float *)in, (uint8_t *)row, p->width, k->scale, k->zero_point);
+      }
+  }
+}
+
+/* Planes of bytes -> torch's tensor; floats are dequantized, bytes are copied. */
+void op_int8_unpack(const context *c, const step *s) {
+  const int8_copy *k = s->own;
+  const planes *p = &k->in;
+  int64_t first, last;
+  share(c, s->channels, &first, &last);
+  for (int64_t o = first; o < last; o++)
+    for (int64_t i = 0; i < p->images; i++)
+      for (int64_t y = 0; y < p->height; y++) {
+        const uint8_t *row = (const uint8_t *)at(c, &s->in) + o * s->in.channel + (i * p->rows + y) * p->columns;
+        char *out = at(c, &s->out) + (((i * s->channels + o) * p->height + y) * p->width) * k->number;
+        if (k->number == 1) memcpy(out, row, p->width);
+        else
+          for (int64_t x = 0; x < p->width; x++) ((float *)out)[x] = (float)(row[x] - (int32_t)k->zero_point) * k->scale;
+      }
+}
+
+/* Planes of floats -> torch's tensor. */
+void op_int8_unpack_reals(const context *c, const step *s) {
+  const int8_copy *k = s->own;
+  const planes *p = &k->in;
+  int64_t first, last;
+  share(c, s->channels, &first, &last);
+  for (int64_t o = first; o < last; o++)
+    for (int64_t i = 0; i < p->images; i++)
+      for (int64_t y = 0; y < p->height; y++)
+        memcpy(at(c, &s->out) + 4 * (((i * s->channels + o) * p->height + y) * p->width),
+               at(c, &s->in) + o * s->in.channel + 4 * (i * p->rows + y) * p->columns, 4 * p->width);
+}
+
+typedef uint8_t half __attribute__((vector_size(SPAN / 2), aligned(1), may_alias));
+
+/* Copy every n-th byte; writes up to SPAN / 2 bytes more than asked for. */
+INLINE void every_nth(const uint8_t *in, uint8_t *out, int64_t n, int64_t stride) {
+  if (stride == 1) memcpy(out, in, n);
+  else if (stride == 2)
+    for (int64_t x = 0; x < n; x += SPAN / 2) *(half *)(out + x) = __builtin_convertvector((words)load_octets(in + 2 * x), half);
+  else
+    for (int64_t x = 0; x < n; x++) out[x] = in[x * stride];
+}
+
+/* Write one image of a phase, and the padding between its rows. Nothing after its last pixel is touched. */
+static void split_image(const int8_copy *k, const uint8_t *in, uint8_t *out, int64_t height, int64_t width) {
+  const int64_t from = k->stride_row * k->in.columns, to = k->out.columns, end = (height - 1) * to + width;
+  uint8_t row[width + SPAN];
+  for (int64_t y = 0; y < height; y++) {
+    if (y * to + width + SPAN / 2 <= end) {
+      every_nth(in + y * from, out + y * to, width, k->stride_column); /* the next rows overwrite what is too much */
+    } else {
+      every_nth(in + y * from, row, width, k->stride_column);
+      memcpy(out + y * to, row, width);
+    }
+  }
+  if (k->out.fill >= 0)
+    for (int64_t y = 0; y + 1 < height; y++)
+      for (int64_t x = width; x < to; x++) out[y * to + x] = (uint8_t)k->out.fill;
+}
+
+/* Split planes into those of every n-th row and column: a strided convolution reads these like any other. */
+void op_int8_split(const context *c, const step *s) {
+  const int8_copy *k = s->own;
+  const planes *p = &k->in, *q = &k->out;
+  int64_t first, last;
+  share(c, s->channels, &first, &last);
+  for (int64_t o = first; o < last; o++)
+    for (int64_t f = 0; f < k->phases; f++) {
+      const int64_t top = k->phase[2 * f], left = k->phase[2 * f + 1];
+      const int64_t height = (p->height - top + k->stride_row - 1) / k->stride_row;
+      const int64_t width = (p->width - left + k->stride_column - 1) / k->stride_column;
+      const uint8_t *in = (const uint8_t *)at(c, &s->in) + o * s->in.channel + top * p->columns + left;
+      char *out = at(c, &s->out) + (o * k->phases + f) * s->out.channel;
+      if (height <= 0 || width <= 0) {
+        fill_plane(q, out, o == 0 && f == 0);
+        continue;
+      }
+      if (q->fill >= 0 && o == 0 && f == 0) memset(out - q->lead, (int)q->fill, q->lead);
+      for (int64_t i = 0; i < p->images; i++) {
+        uint8_t *image = (uint8_t *)out + i * q->rows * q->columns;
+        split_image(k, in + i * p->rows * p->columns, image, height, width);
+        const int64_t used = (height - 1) * q->columns + width, start = i * q->rows * q->columns;
+        const int64_t whole = i + 1 < p->images ? q->rows * q->columns : q->plane - start;
+        if (q->fill >= 0) memset(image + used, (int)q->fill, whole - used);
+      }
+    }
+}
+
+/* Every pixel of every channel becomes a channel of its own. */
+void op_int8_flatten(const context *c, const step *s) {
+  const int8_copy *k = s->own;
+  const planes *p = &k->in, *q = &k->out;
+  int64_t first, last;
+  share(c, s->channels, &first, &last);
+  for (int64_t o = first; o < last; o++)
+    for (int64_t y = 0; y < p->height; y++)
+      for (int64_t x = 0; x < p->width; x++) {
+        char *out = at(c, &s->out) + ((o * p->height + y) * p->width + x) * s->out.channel;
+        fill_plane(q, out, o + y + x == 0);
+        for (int64_t i = 0; i < p->images; i++)
+          out[i * q->rows * q->columns] = (at(c, &s->in) + o * s->in.channel)[(i * p->rows + y) * p->columns + x];
+      }
+}

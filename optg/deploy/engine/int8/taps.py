@@ -1,0 +1,113 @@
+"""The weights of a convolution in the order in which its kernel reads them: groups of 4 taps, without the zeros."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+GROUP = 4  # taps that one instruction multiplies
+SINGLE, WIDE = 16, (12, 4)  # instructions of a group: for one filter; for several, and for each of them
+RESCALE = 20  # instructions that rescale a vector of results
+
+
+class Taps(NamedTuple):
+    """Filters in bundles: first those of several filters that share their taps, then single filters."""
+
+    bundles: np.ndarray  # parts × rows of BUNDLE
+    bases: np.ndarray  # bytes to the first tap of each part
+    cost: np.ndarray  # instructions of all bundles before each one
+    wide_count: int
+    short_shift: int | None  # offsets of single filters are uint16, shifted by this; None: they are int32
+    arrays: list[np.ndarray]  # the taps
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+BUNDLE = np.dtype([("taps", np.uint64), ("groups", np.int32), ("channel", np.int32), ("width", np.int32), ("_", np.int32)])
+
+
+def make_taps(weight: np.ndarray, offsets: np.ndarray, width: int, parts: int = 1) -> Taps:
+    """Return the taps of filters (rows of `weight`) whose inputs lie `offsets` bytes from the first one.
+
+    Args:
+        weight: filters × taps, int8.
+        offsets: of each filter's taps, or one row for all filters.
+        width: filters that share their taps; those left over run alone.
+        parts: the taps are cut into so many parts, one after the other; only where filters run alone.
+    """
+    offsets = np.broadcast_to(offsets, weight.shape)
+    wide = len(weight) // width if width > 1 else 0
+    edges = [weight.shape[1] * part // parts for part in range(parts + 1)]
+    ranges = [slice(first, last) for first, last in pairwise(edges)]
+    bases = np.array([int(offsets[:, each].min()) for each in ranges], np.int64)
+    near = np.concatenate([offsets[:, each] - base for each, base in zip(ranges, bases)], axis=1)
+    short_shift = short_offsets(near)
+    order = np.argsort(np.count_nonzero(weight[wide * width :], axis=1), kind="stable")
+    tables, rows = [], []
+    if wide:
+        shared, table = wide_taps(weight[: wide * width], near[: wide * width], width)
+        rows.append(shared)
+        tables.append(table)
+    for each in ranges:
+        alone, table = single_taps(weight[wide * width :, each], near[wide * width :, each], order, short_shift, wide * width)
+        rows.append(alone)
+        tables.append(table)
+    bundles = np.concatenate(rows).reshape(parts, -1)
+    widths = bundles["width"][0].astype(np.int64)
+    groups = bundles["groups"].sum(axis=0, dtype=np.int64)
+    work = groups * np.where(widths > 1, WIDE[0] + WIDE[1] * widths, SINGLE) + RESCALE * widths
+    cost = np.concatenate([[0], np.cumsum(work)]).astype(np.int64)
+    return Taps(bundles, bases, cost, wide, short_shift, tables)
+
+
+def short_offsets(offsets: np.ndarray) -> int | None:
+    """Return the shift with which all offsets fit 16 bits, or None."""
+    together = int(np.bitwise_or.reduce(offsets, axis=None))
+    shift = (together & -together).bit_length() - 1 if together else 0
+    return shift if int(offsets.max()) >> shift < 2**16 else None
+
+
+def single_taps(
+    weight: np.ndarray, offsets: np.ndarray, order: np.ndarray, shift: int | None, first: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bundles of one filter each. Those with few taps come first, so that consecutive loops have similar lengths."""
+    filters, taps = np.nonzero(weight)
+    counts = np.bincount(filters, minlength=len(weight))
+    groups = -(-counts // GROUP)
+    start = np.zeros(len(weight), np.int64)
+    start[order] = np.cumsum(groups[order]) - groups[order]
+    slot = start[filters] * GROUP + np.arange(len(filters)) - (np.cumsum(counts) - counts)[filters]
+    total = int(groups.sum())
+    where, values = np.zeros(total * GROUP, np.int64), np.zeros(total * GROUP, np.int8)
+    where[slot], values[slot] = offsets[filters, taps], weight[filters, taps]
+    kind = np.int32 if shift is None else np.uint16
+    table = np.zeros(total, np.dtype([("offsets", kind, GROUP), ("weights", np.int8, GROUP)]))
+    table["offsets"] = (where >> (shift or 0)).reshape(-1, GROUP)
+    table["weights"] = values.reshape(-1, GROUP)
+    return bundle_rows(table, start[order], groups[order], first + order, 1), table
+
+
+def wide_taps(weight: np.ndarray, offsets: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return bundles of `width` filters, with every tap that one of them uses."""
+    rows = weight.reshape(-1, width, weight.shape[1])
+    used, taps = np.nonzero(rows.any(axis=1))
+    counts = np.bincount(used, minlength=len(rows))
+    groups = -(-counts // GROUP)
+    start = np.cumsum(groups) - groups
+    slot = start[used] * GROUP + np.arange(len(used)) - (np.cumsum(counts) - counts)[used]
+    total = int(groups.sum())
+    where, values = np.zeros(total * GROUP, np.int32), np.zeros((total * GROUP, width), np.int8)
+    where[slot], values[slot] = offsets[used * width, taps], rows[used, :, taps]
+    table = np.zeros(total, np.dtype([("offsets", np.int32, GROUP), ("weights", np.int8, (width, GROUP))]))
+    table["offsets"] = where.reshape(-1, GROUP)
+    table["weights"] = values.reshape(-1, GROUP, width).transpose(0, 2, 1)
+    return bundle_rows(table, start, groups, np.arange(len(rows)) * width, width), table
+
+
+def bundle_rows(table: np.ndarray, start: np.ndarray, groups: np.ndarray, channels: np.ndarray, width: int) -> np.ndarray:
+    rows = np.zeros(len(groups), BUNDLE)
+    rows["taps"] = table.ctypes.data + start.astype(np.uint64) * table.itemsize
+    rows["groups"], rows["channel"], rows["width"] = groups, channels, width
+    return rows
