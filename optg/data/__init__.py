@@ -4,7 +4,7 @@ A dataset is a function from a `Request` to `Data`. If it fits into memory, it o
 Besides the names in the registry, `load` accepts
 
     synthetic:SHAPE:CLASSES:IMAGES  random images, such as synthetic:3x224x224:1000:1024
-    package.module:function         your own function, called with `folder=...`
+    package.module:function         your own function, called with `folder=...`, if `optg.trust` allows its import
 """
 
 from collections.abc import Callable
@@ -41,6 +41,7 @@ def load(
     workers: int | None = None,
     augment: bool = True,
     size: int | None = None,
+    validate: bool = False,
 ) -> Data:
     """Load a dataset by name.
 
@@ -52,11 +53,13 @@ def load(
         workers: processes that decode images (imagenet); default: one per core, at most 8.
         augment: whether to augment training images, if the dataset has an augmentation.
         size: height and width of the images (imagenet); default: 224.
+        validate: hold out the last tenth of the training images for `validation`: the last tenth of each class if they may be
+            in the order of their classes (imagenet, and your own function).
     """
     where, device = Path(folder or "data").expanduser(), torch.device(device)
     request = Request(
         name=name, folder=where, batch_size=batch_size, device=device, seed=seed, rank=rank, world=world, workers=workers,
-        augment=augment, size=size,
+        augment=augment, size=size, validate=validate,
     )  # fmt: skip
     source, colon, _ = name.partition(":")
     if name in DATASETS or source == "synthetic":

@@ -31,6 +31,7 @@ class Request:
     workers: int | None = None  # processes that decode images, if the dataset decodes any
     augment: bool = True
     size: int | None = None  # height and width of the images, if the dataset lets one choose
+    validate: bool = False  # hold out a tenth of the training images
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "world"):
@@ -49,13 +50,19 @@ class Request:
 class Data(ABC):
     """Training and test images in batches, as one rank sees them."""
 
-    def __init__(self, request: Request, classes: int, shape: tuple[int, int, int], sizes: tuple[int, int]) -> None:
+    def __init__(
+        self, request: Request, classes: int, shape: tuple[int, int, int], sizes: tuple[int, int], held_out: int = 0
+    ) -> None:
         if sizes[0] < request.batch_size:
-            raise ValueError(f"batch_size is {request.batch_size}; {request.name} has {sizes[0]} training images")
+            left = " left beside its validation images" if held_out else ""
+            raise ValueError(f"batch_size is {request.batch_size}; {request.name} has {sizes[0]} training images{left}")
+        if request.validate and not held_out:
+            raise ValueError(f"{request.name} has {sizes[0]} training images; expected at least 2 to hold out a tenth of them")
         self.request = request
         self.classes = classes
         self.shape = shape  # channels, height and width of an image
         self.sizes = sizes  # number of training and of test images
+        self.held_out = held_out  # number of validation images, which are no longer training images
 
     @abstractmethod
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -68,6 +75,10 @@ class Data(ABC):
         All ranks get the same number of batches, so that none waits for another. If the last batch has fewer images than
         there are ranks, it is empty on some of them.
         """
+
+    @abstractmethod
+    def validation(self) -> Iterator[Batch]:
+        """Yield this rank's part of the validation images, like `test`. There are none unless the request asks for them."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -94,12 +105,22 @@ class Data(ABC):
         first = step * self.request.batch_size + self.request.rank * share
         return slice(first, first + share)
 
-    def test_rows(self) -> Iterator[slice]:
-        """Yield this rank's test images of each batch."""
+    def test_rows(self, size: int) -> Iterator[slice]:
+        """Yield this rank's part of each batch of `size` images."""
         rank, world = self.request.rank, self.request.world
-        for first in range(0, self.sizes[1], self.test_batch):
-            count = min(self.test_batch, self.sizes[1] - first)
+        for first in range(0, size, self.test_batch):
+            count = min(self.test_batch, size - first)
             yield slice(first + count * rank // world, first + count * (rank + 1) // world)
+
+
+def last_tenth(labels: Tensor, by_class: bool) -> Tensor:
+    """Return a mask of the last tenth of the images, or of the images of each class: at least 1 of 2 or more."""
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    groups = [(labels == label).nonzero().flatten() for label in labels.unique()] if by_class else [torch.arange(len(labels))]
+    for group in groups:
+        count = max(len(group) // 10, len(group) > 1)
+        held[group[len(group) - count :]] = True
+    return held
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:

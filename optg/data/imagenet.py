@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from optg.data.augment import normalise
-from optg.data.base import Batch, Data, Request, shuffled
+from optg.data.base import Batch, Data, Request, last_tenth, shuffled
+from optg.data.images import find_images, inode, open_image
 from optg.machine import cores
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 CENTRE = 224 / 256  # share of the short side that test images keep
 TRIES = 100  # unreadable images in a row before the disk is assumed to fail
 
@@ -49,6 +49,9 @@ class Files:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def only(self, chosen: np.ndarray) -> "Files":
+        return Files(self.folder, self.names[chosen], self.labels[chosen])
 
     def path(self, image: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.names[image]))
@@ -80,11 +83,9 @@ def subfolders(folder: Path) -> list[str]:
 def gather(folder: Path, classes: list[str]) -> Files:
     names: list[bytes] = []
     labels: list[int] = []
+    others = {inode(folder), *(inode(folder / name) for name in classes)}  # a link to another class would change labels
     for label, name in enumerate(classes):
-        found = []
-        for at, _, files in os.walk(folder / name, followlinks=True):
-            below = os.path.relpath(at, folder)
-            found += [os.fsencode(os.path.join(below, file)) for file in files if is_image(file)]
+        found = [os.fsencode(os.path.join(name, path)) for path in find_images(folder / name, others)]
         if not found:
             raise ValueError(f"{folder / name} has no images; expected files such as *.JPEG or *.png")
         names += sorted(found)
@@ -92,19 +93,18 @@ def gather(folder: Path, classes: list[str]) -> Files:
     return Files(str(folder), np.array(names), np.array(labels))
 
 
-def is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-
-
 class ImageNet(Data):
     def __init__(self, request: Request, classes: list[str], train: Files, val: Files, size: int) -> None:
-        super().__init__(request, len(classes), (3, size, size), (len(train), len(val)))
+        held = last_tenth(torch.from_numpy(train.labels), by_class=True).numpy() & request.validate
+        train, held_out = train.only(~held), train.only(held)
+        super().__init__(request, len(classes), (3, size, size), (len(train), len(val)), len(held_out))
         self.mean, self.std = (255 * torch.tensor(values, device=request.device)[:, None, None] for values in (MEAN, STD))
         self.training, self.testing = DecoderPool(train, size, request), DecoderPool(val, size, request)
+        self.validating = DecoderPool(held_out, size, request)
 
     @property
     def skipped(self) -> int:
-        return len(self.training.unreadable) + len(self.testing.unreadable)
+        return sum(len(pool.unreadable) for pool in (self.training, self.testing, self.validating))
 
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order, steps = shuffled(self.sizes[0], self.request.seed, epoch), self.steps(start)
@@ -115,8 +115,14 @@ class ImageNet(Data):
         return self.batches(self.training, (keys(self.train_rows(step)) for step in steps))
 
     def test(self) -> Iterator[Batch]:
-        parts = (range(rows.start, rows.stop) for rows in self.test_rows())
-        return self.batches(self.testing, ([(None, image, image) for image in part] for part in parts))
+        return self.in_order(self.testing, self.sizes[1])
+
+    def validation(self) -> Iterator[Batch]:
+        return self.in_order(self.validating, self.held_out)
+
+    def in_order(self, pool: "DecoderPool", size: int) -> Iterator[Batch]:
+        parts = (range(rows.start, rows.stop) for rows in self.test_rows(size))
+        return self.batches(pool, ([(None, image, image) for image in part] for part in parts))
 
     def batches(self, pool: "DecoderPool", keys: Iterable[list[Key]]) -> Iterator[Batch]:
         device = self.request.device
@@ -209,7 +215,7 @@ def read_image(path: str, size: int, chance: random.Random | None) -> Tensor:
     """Return a random crop of an image, or its centre if `chance` is None, as uint8 [3, size, size]."""
     from PIL import Image  # not at the top: other datasets do without Pillow
 
-    with Image.open(path) as image:
+    with open_image(path) as image:
         box = random_box(*image.size, chance) if chance else centre_box(*image.size)
         pixels = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box))
     if chance and chance.random() < 0.5:

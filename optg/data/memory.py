@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from optg.data.augment import choose_augmentation, normalise
-from optg.data.base import Batch, Data, Request, generator, shuffled
+from optg.data.base import Batch, Data, Request, generator, last_tenth, shuffled
 
 TEST_BATCH = 1024  # without gradients there is memory for more images, which keep a GPU busy
 Split = tuple[Tensor, Tensor]  # images [N, C, H, W], uint8 or float32; labels [N], int64
@@ -23,18 +23,26 @@ class Tensors:
     mean: Sequence[float] = (0.0,)  # of each channel, in units of the pixels; one value holds for all channels
     std: Sequence[float] = (1.0,)
     pad: int = 0  # augment with flips and with crops from images padded by this many pixels; 0: no augmentation
+    sorted: bool = False  # training images may be in the order of their classes: hold out a tenth of each class
 
 
 class InMemory(Data):
     def __init__(self, request: Request, tensors: Tensors) -> None:
         (train_images, train_labels), (test_images, test_labels) = tensors.train, tensors.test
+        held_images, held_labels = train_images[:0], train_labels[:0]
+        if request.validate:
+            held = last_tenth(train_labels.cpu(), tensors.sorted).to(train_images.device)
+            held_images, held_labels = train_images[held], train_labels[held]
+            train_images, train_labels = train_images[~held], train_labels[~held]
         channels, height, width = train_images.shape[1:]
         if request.size not in (None, height):
             raise ValueError(f"size is {request.size}; {request.name} has images of {height}×{width}. Leave size out")
-        super().__init__(request, tensors.classes, (channels, height, width), (len(train_images), len(test_images)))
+        sizes = len(train_images), len(test_images)
+        super().__init__(request, tensors.classes, (channels, height, width), sizes, len(held_images))
         device = request.device
         self.images, self.labels = train_images.to(device), train_labels.to(device)
-        self.test_images, self.test_labels = test_images.to(device), test_labels.to(device)
+        self.tested = test_images.to(device), test_labels.to(device)
+        self.held = held_images.to(device), held_labels.to(device)
         self.mean, self.std = (
             torch.tensor(values, device=device).expand(channels).contiguous()[:, None, None]
             for values in (tensors.mean, tensors.std)
@@ -55,8 +63,14 @@ class InMemory(Data):
             yield images, self.labels[index]
 
     def test(self) -> Iterator[Batch]:
-        for rows in self.test_rows():
-            yield normalise(self.test_images[rows], self.mean, self.std), self.test_labels[rows]
+        return self.in_order(*self.tested)
+
+    def validation(self) -> Iterator[Batch]:
+        return self.in_order(*self.held)
+
+    def in_order(self, images: Tensor, labels: Tensor) -> Iterator[Batch]:
+        for rows in self.test_rows(len(labels)):
+            yield normalise(images[rows], self.mean, self.std), labels[rows]
 
     @property
     def test_batch(self) -> int:

@@ -14,9 +14,11 @@ from torch import Tensor
 from optg.data.base import Data, Request
 from optg.data.memory import InMemory, Split, Tensors
 from optg.naming import nearest
+from optg.trust import refuse_borrowed, refuse_untrusted
 
 
 def serve(request: Request) -> Data:
+    refuse_untrusted(request.name)
     module, _, function = request.name.partition(":")
     try:
         found = import_module(module)
@@ -25,6 +27,7 @@ def serve(request: Request) -> Data:
     if not callable(make := getattr(found, function, None)):
         public = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
         raise ValueError(f"the module {module!r} has no function {function!r}; {nearest(function, public)}")
+    refuse_borrowed(request.name, make)
     try:
         inspect.signature(make).bind(folder=request.folder)  # a TypeError raised inside the function is shown as it is
     except TypeError as error:
@@ -34,8 +37,8 @@ def serve(request: Request) -> Data:
     if (highest := int(test[1].max())) >= classes:
         raise ValueError(f"{request.name}: a test label is {highest}; the training labels end at {classes - 1}")
     if train[0].dtype == torch.uint8:
-        return InMemory(request, Tensors(train, test, classes, *statistics(train[0])))
-    return InMemory(request, Tensors(train, test, classes))
+        return InMemory(request, Tensors(train, test, classes, *statistics(train[0]), sorted=True))
+    return InMemory(request, Tensors(train, test, classes, sorted=True))
 
 
 def check_splits(name: str, returned: object) -> tuple[Split, Split]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from weakref import WeakSet
 
 import torch
@@ -25,6 +25,8 @@ from optg.deploy.engine.plan import Misfit
 from optg.deploy.engine.runner import Runner
 from optg.deploy.engine.tune import Tuner
 from optg.deploy.graph import Graph, Node, Ref, capture, check_inputs, fill_refs, freed_after, order_inputs, refs_in, run_graph
+from optg.deploy.quantize import quantize
+from optg.naming import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,17 +34,37 @@ if TYPE_CHECKING:
 COLUMNS = ["layer", "runs as", "shape", "density", "tile"]
 
 
-def compile(model: nn.Module, example_input: Any, threads: int | None = None, *, isa: str | None = None) -> "Compiled":
+def compile(
+    model: nn.Module,
+    example_input: Any,
+    threads: int | None = None,
+    *,
+    precision: Literal["float32", "int8"] = "float32",
+    calibration: Iterable[Any] | None = None,
+    keep_float: Sequence[str] = (),
+    isa: str | None = None,
+) -> "Compiled":
     """Return a copy of the model, in evaluation mode, that runs on the CPU and skips zero weights.
 
     Args:
         example_input: what the model is called with: a tensor, a tuple of tensors, or a dict of named ones. Later calls may
             have any other batch size, if the model allows it; the first call of a new size takes longer.
         threads: the number of threads; by default as many as torch uses. Results do not depend on it.
-        isa: the instruction set to compile the engine for: native, avx512, avx2 or scalar.
+        precision: int8 first quantizes the model, as `optg.quantize` does. A quantized model runs on bytes in any case.
+        calibration: for int8: batches of typical inputs, on which the range of every activation is observed.
+        keep_float: for int8: patterns of module names that stay in float32.
+        isa: the instruction set to compile the engine for: native, avx512, avx_vnni, avx2 or scalar.
     """
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise ValueError(f"threads is {threads}; expected a whole number of at least 1")
+    if precision not in ("float32", "int8"):
+        raise ValueError(f"precision is {precision!r}; expected 'float32' or 'int8'")
+    if precision == "int8":
+        if calibration is None:
+            raise ValueError("precision='int8' needs calibration=, batches of typical inputs")
+        model = quantize(model, calibration, keep_float=keep_float)
+    elif calibration is not None or keep_float:
+        raise ValueError("calibration= and keep_float= only work with precision='int8'")
     graph = capture(model, example_input)
     for name, dtype in zip(graph.inputs, graph.dtypes):
         if dtype != torch.float32:
@@ -94,7 +116,7 @@ class Compiled:
                         outputs = self.execute([value.detach() for value in inputs], batch, self.runner)
                     return outputs if self.fresh else self.unshare(outputs, inputs)
                 except (Misfit, MemoryError) as reason:
-                    if (note := f"batches of {batch} run in torch: {reason}") not in self.notes:
+                    if (note := f"a batch of {batch} ran in torch: {reason}") not in self.notes:
                         self.notes.append(note)
             return self.unshare(run_graph(self.graph, *inputs), inputs)
 
@@ -134,11 +156,12 @@ class Compiled:
         """Return a table of how each layer runs."""
         try:
             from rich.table import Table
+            from rich.text import Text
         except ImportError:
             raise ImportError("summary() needs rich: pip install 'optg[cli]'. print() shows the same without it") from None
         table = Table(*COLUMNS)
         for row in self.rows():
-            table.add_row(*row)
+            table.add_row(*map(Text, map(visible, row)))  # names may look like markup
         return table
 
     def __repr__(self) -> str:

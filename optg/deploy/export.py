@@ -17,12 +17,13 @@ from optg.deploy.graph import capture
 from optg.deploy.onnx import require_onnx_packages, write_checked_onnx
 from optg.deploy.packed import About, Values, write_packed
 from optg.deploy.preprocessing import preprocessing_of
-from optg.files import atomic_write
+from optg.files import atomic_file
 from optg.machine import revision
-from optg.training import checkpoint, recipe
+from optg.training import recipe
 from optg.training.folder import is_run
 from optg.training.recipe import Plan
 from optg.training.saved import SavedRun
+from optg.training.tensors import write_tensors
 
 if TYPE_CHECKING:
     from optg.data import Data
@@ -114,8 +115,10 @@ def without_negative_zeros(tensor: Tensor) -> Tensor:
     return tensor.masked_fill(tensor == 0, 0)
 
 
-def export(path: Path, to: ExportFormat, output: Path | None, values: Values) -> str:
+def export(path: Path, to: ExportFormat, output: Path | None, values: Values, shrink: bool = False) -> str:
     """Export the model of a run, a checkpoint or a packed file. Return a message for the user."""
+    if shrink and to == "safetensors":
+        raise ValueError("--shrink changes the shapes of tensors, which safetensors files do not explain; use packed or onnx")
     if values != "float32" and to != "packed":
         raise ValueError(f"--values {values} only works with --to packed; {to} files hold float32")
     if to == "onnx":
@@ -123,6 +126,10 @@ def export(path: Path, to: ExportFormat, output: Path | None, values: Values) ->
     trained = open_trained(path)
     if to == "packed" and trained.path:
         raise ValueError(f"{path} is already a packed file; expected a run or a checkpoint")
+    if shrink and trained.path:
+        raise ValueError(f"{path} is a packed file, whose channels are fixed; --shrink needs the run or a checkpoint")
+    if shrink:
+        trained = shrunk(trained)
     output = output or default_output(path, to)
     if output.is_dir():
         raise ValueError(f"--output {output} is a folder; expected a file, such as {output / path.name}{SUFFIXES[to]}")
@@ -141,11 +148,21 @@ def export(path: Path, to: ExportFormat, output: Path | None, values: Values) ->
     return export_summary(trained, output, values) + note
 
 
+def shrunk(trained: Trained) -> Trained:
+    """Remove the channels that are 0."""
+    model = optg.shrink(trained.model, trained.example)
+    about = dataclasses.replace(trained.about, account=account_of(model, trained.example))
+    return dataclasses.replace(trained, model=model, about=about)
+
+
 def default_output(path: Path, to: ExportFormat) -> Path:
     """Return the path of the exported file: in the run's folder, or next to the packed file."""
     if path.is_file():
         return path.with_suffix(SUFFIXES[to])
-    return path / f"model{SUFFIXES[to]}" if is_run(path) else path.parent.parent / f"{path.name}{SUFFIXES[to]}"
+    if is_run(path):
+        return path / f"model{SUFFIXES[to]}"
+    checkpoint = path if path.name.startswith("step-") else path.resolve()  # "." has no name
+    return checkpoint.parent.parent / f"{checkpoint.name}{SUFFIXES[to]}"
 
 
 def export_summary(trained: Trained, output: Path, values: Values) -> str:
@@ -165,5 +182,5 @@ def write_safetensors(output: Path, trained: Trained) -> None:
     """Write the state_dict as dense tensors, zeros included."""
     tensors = {name: t.detach().contiguous() for name, t in trained.model.state_dict().items()}
     metadata = {"format": "pt", "optg": json.dumps(dataclasses.asdict(trained.about))}
-    with atomic_write(output) as partial:
-        checkpoint.write_tensors(partial, tensors, metadata)
+    with atomic_file(output) as file:
+        write_tensors(file, tensors, metadata)

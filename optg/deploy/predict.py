@@ -38,8 +38,6 @@ def predict(path: Path, images: list[Path], on_test: bool, folder: str | None, t
 
 def print_classes(trained: Trained, paths: list[Path], threads: int | None, console: "Console") -> None:
     """Print the five most likely classes of each image."""
-    from rich.markup import escape
-
     about = trained.about
     if about.mean is None or about.std is None:
         raise ValueError("the normalisation of this model's images is unknown; use --data test, or optg.load in Python")
@@ -50,29 +48,31 @@ def print_classes(trained: Trained, paths: list[Path], threads: int | None, cons
     for path in paths:
         with torch.no_grad():
             probabilities = network(read_normalised_image(path, about)[None]).float().softmax(1)[0]
-        console.print(f"[bold]{escape(str(path))}[/]", soft_wrap=True)
+        console.print(str(path), style="bold", soft_wrap=True)
         for probability, label in zip(*probabilities.topk(min(5, len(probabilities)))):
             text = about.labels[int(label)] if about.labels else f"class {int(label)}"
-            console.print(f"  {float(probability):7.2%}  {escape(text)}", highlight=False, soft_wrap=True)
+            console.print(f"  {float(probability):7.2%}  {text}", highlight=False, soft_wrap=True)
 
 
 def read_normalised_image(path: Path, about: About) -> Tensor:
     """Read an image file, then crop, resize and normalise it as in training."""
     from PIL import Image
 
+    from optg.data.images import open_image
+
     channels, height, width = about.shape
     if channels not in (1, 3):
         raise ValueError(f"the model takes images of {channels} channels; an image file has 1 or 3")
     assert about.mean is not None and about.std is not None
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"it has more than 8 bits per channel (mode {image.mode}); expected 8")
             side = about.centre * min(image.size)
             left, top = (image.width - side) / 2, (image.height - side) / 2
             box = (left, top, left + side, top + side)
             small = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR, box)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError) as error:
         raise ValueError(f"{path} cannot be read as an image: {error}") from None
     pixels = torch.from_numpy(np.array(small, dtype=np.float32)).reshape(height, width, channels).permute(2, 0, 1) / 255
     mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))

@@ -9,10 +9,11 @@ import inspect
 import re
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import tyro
 
+from optg import trust
 from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, RecipeError, build_method, check, load, parse_value
 
 DESCRIPTION = """Train a model from a recipe and make it sparse.
@@ -32,35 +33,69 @@ class RecipeAndMethod:
 
 
 @dataclass
+class CodeFlags:
+    """The flags that name code to import. A recipe may name the same code, but only the command line allows it."""
+
+    model: str | None = None
+    data: str | None = None
+
+
+TRUST = "run the code that files name as package.module:function; it can do anything that you can"
+TrustFlag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help=TRUST)]
+
+
+@dataclass
 class TrainOptions:
     """How to carry out a run. These options do not change the trained weights."""
 
     output: Path | None = None  # run folder; by default runs/ and a name made from the settings
-    resume: bool = True  # continue from the folder's newest checkpoint; --no-resume refuses a folder that has one
+    # begin anew in a folder that holds a training, and move its files to previous-N; by default it is continued
+    fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     parallel: Literal["none", "ddp", "fsdp"] = "none"  # how to train on the processes that torchrun started
     device: str = "auto"  # cuda, cuda:N or cpu; auto: a GPU if there is one
     minutes: float = 10.0  # minutes between checkpoints; an epoch's end also saves one if a tenth of that has passed
     keep: int = 2  # number of checkpoints to keep
     log: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()  # also send the metrics to these (pip install 'optg[NAME]')
     tensorboard: bool = False  # the same as --log tensorboard
+    trust: TrustFlag = False
 
 
-MODEL_OPTION = tyro.conf.arg(
-    name="model.KEY", metavar="VALUE", help="option of the model, such as --model.img-size 32; any keyword argument it takes"
-)
+REMOVED_FLAGS = {
+    "--no-resume": "give --fresh to begin anew; it moves the files of the earlier training aside",
+    "--resume": "leave it out; a run resumes from its newest checkpoint unless --fresh is given",
+}
+ModelOptions = Annotated[  # a field that appears in the help only: `take_model_options` has parsed these flags before
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(1, "VALUE", lambda text: {}, lambda value: True, lambda options: [""]),
+    tyro.conf.arg(
+        name="model.KEY",
+        help="option of the model, such as --model.img-size 32; any keyword argument it takes",
+        help_behavior_hint="",
+    ),
+]
+
+
+class HasModelOptions(Protocol):
+    model_options: dict[str, Any]
+
+
+Options = TypeVar("Options", bound=HasModelOptions)
 
 
 @dataclass
 class RecipeFlags(Recipe):
-    """A recipe as flags. Options of the model appear in the help only."""
+    """A recipe as flags."""
 
-    model_options: Annotated[str | None, MODEL_OPTION] = field(default=None, kw_only=True)  # type: ignore[assignment]
+    model_options: ModelOptions = field(default_factory=dict, kw_only=True)
 
 
 def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     """Return what to train and how, as the arguments of `optg train` ask. Exit with a message if they are invalid."""
     from optg.methods import defaults
 
+    for old, new in REMOVED_FLAGS.items():
+        if old in args:
+            raise RecipeError(f"{old} is gone: {new}")
     args, model_options = take_model_options(args)
     first, _ = tyro.cli(RecipeAndMethod, args=args, prog="optg train", add_help=False, return_unknown_args=True)
     plan = load(first.recipe)
@@ -78,7 +113,7 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
             ("method", Annotated[documented, tyro.conf.arg(help=f"options of {plan.method}")]),
         ],
     )
-    flags = RecipeFlags(**vars(plan.recipe) | {"model_options": None})
+    flags = RecipeFlags(**vars(plan.recipe) | {"model_options": {}})
     options = documented(**{f.name: getattr(method, f.name) for f in fields(method)})
     default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), flags, options)
     given: Any = tyro.cli(everything, args=args, default=default, prog="optg train", description=DESCRIPTION)
@@ -87,9 +122,24 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     plan.methods = {plan.method: {name: value for name, value in values.items() if value != usual[name]}}
     inherited = plan.recipe.model_options if given.recipe.model == plan.recipe.model else {}
     recipe = Recipe(**vars(given.recipe) | {"model_options": inherited | model_options})
+    if not any(arg.partition("=")[0] == "--sparsity" for arg in args):
+        recipe.sparsity = implied_sparsity(recipe)
     plan.changes = changed(plan.recipe, recipe) | {f"method.{k}": v for k, v in values.items() if v != getattr(method, k)}
     plan.recipe = check(recipe, "command line")
+    named, _ = tyro.cli(CodeFlags, args=args, prog="optg train", add_help=False, return_unknown_args=True)
+    trust.allow(named.model)
+    trust.allow(named.data)
+    if given.options.trust:
+        trust.allow_everything()
     return plan, given.options
+
+
+def implied_sparsity(recipe: Recipe) -> float:
+    """Return the sparsity of an N:M structure; the recipe's own for all others."""
+    from optg.core.structures import NM
+
+    found = NM.parse(recipe.structure)
+    return 1 - found.n / found.m if found else recipe.sparsity
 
 
 def take_model_options(args: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -106,6 +156,14 @@ def take_model_options(args: list[str]) -> tuple[list[str], dict[str, Any]]:
             raise RecipeError(f"{arg} has no value; expected an option of the model and its value, such as --model.img-size 32")
         options[key] = parse_value(text)
     return rest, options
+
+
+def parse_with_model_options(kind: type[Options], args: list[str], prog: str, description: str | None) -> Options:
+    """Parse the arguments of a command that builds a model by name. `kind` has a field `model_options`."""
+    args, model_options = take_model_options(args)
+    options = tyro.cli(kind, args=args, prog=prog, description=description)
+    options.model_options = model_options
+    return options
 
 
 def changed(before: Recipe, after: Recipe) -> dict[str, Any]:

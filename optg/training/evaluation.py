@@ -1,4 +1,4 @@
-"""Measure loss and accuracy on the test images."""
+"""Measure loss and accuracy on the test or validation images."""
 
 import torch
 from torch import nn
@@ -9,12 +9,12 @@ from optg.training.recipe import Recipe
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Data, recipe: Recipe, parallel: Parallel) -> dict[str, float]:
-    """Return the mean loss and the accuracy over all test images. Leaves the model in training mode."""
+def evaluate(model: nn.Module, data: Data, recipe: Recipe, parallel: Parallel, validation: bool = False) -> dict[str, float]:
+    """Return the mean loss and the accuracy over all test or validation images. Leaves the model in training mode."""
     model.eval()
     loss, correct, seen = 0.0, 0, 0
     losses, corrects = [], []
-    for images, labels in data.test():
+    for images, labels in data.validation() if validation else data.test():
         if recipe.channels_last:
             images = images.to(memory_format=torch.channels_last)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):

@@ -1,75 +1,105 @@
 """The folder of a run: its recipe, metrics, summary, model and checkpoints. Only one live process may train in it."""
 
 import fcntl
-import json
+import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from optg.files import atomic_write, sync
-from optg.training.checkpoint import write_tensors
+from optg.files import SET_ASIDE, Fingerprint, atomic_file, exists, is_real_file, list_names, refuse_link, sync
 from optg.training.errors import FolderInUse
+from optg.training.manifest import MANIFEST, MODEL, RECIPE, SUMMARY
+from optg.training.metrics import METRICS, MetricsFile
+from optg.training.tensors import write_tensors
+
+LOCK, CHECKPOINTS, PREVIOUS = ".lock", "checkpoints", "previous"
+FOLDERS = (CHECKPOINTS, "tensorboard", "wandb")
+# All that belongs to one training, in the order in which `--fresh` moves it: a kill leaves no checkpoint without a recipe.
+CONTENTS = (*FOLDERS, "wandb-run-id", "mlflow-run-id", MODEL, SUMMARY, METRICS, RECIPE, MANIFEST)
+LEFTOVER = re.compile(rf"\.({'|'.join(map(re.escape, CONTENTS))})\.\d+\.partial(-\d+)?")
 
 
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / CHECKPOINTS
+        self.metrics = MetricsFile(path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Create the folder and hold its lock. The kernel releases the lock when the process ends, however it ends."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
+        for name in FOLDERS:
+            refuse_link(self.path / name)
+        with open_lock(self.path, os.O_CREAT) as handle:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise FolderInUse(
                     f"{self.path} is in use by another process; wait for it to finish, or give another --output"
                 ) from None
             yield
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, text: str) -> Fingerprint:
         """Write a text file atomically."""
-        with atomic_write(self.path / name) as partial:
-            partial.write_text(text)
+        with atomic_file(self.path / name) as file:
+            file.write(text.encode())
+        return file.fingerprint
 
-    def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
+    def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> Fingerprint:
         """Write a safetensors file atomically."""
-        with atomic_write(self.path / name) as partial:
-            write_tensors(partial, tensors)
+        with atomic_file(self.path / name) as file:
+            write_tensors(file, tensors)
+        return file.fingerprint
 
-    def append_metrics(self, row: dict[str, Any]) -> None:
-        """Add a row to metrics.jsonl, synced to disk before a checkpoint can claim that its epoch is done."""
-        path = self.path / "metrics.jsonl"
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        sync(path)
+    def move_aside(self) -> Path | None:
+        """Move everything that belongs to an earlier training into a new folder `previous-N`. None if there is nothing."""
+        damaged = [name for name in list_names(self.path) if SET_ASIDE.fullmatch(name)]
+        found = [name for name in (*damaged, *CONTENTS) if exists(self.path / name)]
+        if not found:
+            return None
+        number = 1 + max(int(name.rpartition("-")[2]) for name in ["previous-0", *list_names(self.path)] if is_previous(name))
+        aside = self.path / f"{PREVIOUS}-{number}"
+        aside.mkdir()
+        for name in found:
+            os.rename(self.path / name, aside / name)
+        sync(aside)
+        sync(self.path)
+        return aside
 
-    def drop_metrics_after(self, step: int) -> None:
-        """Remove the rows of steps that will be trained again, and damaged rows."""
-        if (self.path / "metrics.jsonl").exists():
-            self.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step))
+    def delete_leftovers(self) -> None:
+        """Delete files that a process left when it died while writing them."""
+        for name in list_names(self.path):
+            if LEFTOVER.fullmatch(name) and is_real_file(self.path / name):
+                (self.path / name).unlink()
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the intact rows of metrics.jsonl."""
-        path, rows = self.path / "metrics.jsonl", []
-        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and isinstance(row.get("step"), int) and "seconds" in row:
-                    rows.append(row)
-        return rows
+
+def is_previous(name: str) -> bool:
+    return re.fullmatch(rf"{PREVIOUS}-\d+", name) is not None
+
+
+@contextmanager
+def open_lock(path: Path, flags: int = 0) -> Iterator[int]:
+    """Open the lock file of a run folder. Do not follow a link or change what the file holds."""
+    try:
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o666)
+    except OSError:
+        refuse_link(path / LOCK)
+        raise
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def in_use(path: Path) -> bool:
     """Return whether a live process holds a run folder's lock."""
     try:
-        with (path / ".lock").open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open_lock(path) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:
@@ -79,4 +109,4 @@ def in_use(path: Path) -> bool:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder holds a run."""
-    return (path / "recipe.toml").is_file()
+    return (path / RECIPE).is_file()

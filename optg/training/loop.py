@@ -1,5 +1,6 @@
 """The training loop. Time is the optimizer step: data order, learning rate, masks and checkpoints are functions of it."""
 
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,25 @@ if TYPE_CHECKING:
 
 
 def train(
-    setup: Setup, folder: RunFolder, parallel: Parallel, progress: "TrainingProgress", policy: CheckpointPolicy
+    setup: Setup,
+    folder: RunFolder,
+    parallel: Parallel,
+    progress: "TrainingProgress",
+    policy: CheckpointPolicy,
+    begin: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Train to the end, from the folder's newest checkpoint if it has one. Return the metrics of the last epoch."""
+    """Train to the end, from the folder's newest checkpoint if it has one. Return the metrics of the last epoch.
+
+    The first process calls `begin` before anything is written, when the checkpoint is known to be whole.
+    """
     recipe, data, model, sparsifier, clock = setup.recipe, setup.data, setup.model, setup.sparsifier, setup.sparsifier.clock
     tally = EpochTally(sparsifier, data.steps_per_epoch)
     guard = DivergenceGuard(model, clock, tally, folder)
     checkpoints = Checkpointer(setup, folder, parallel, tally, guard, policy)
     masks, vote = MaskCheck(sparsifier, parallel), Vote(parallel)
 
-    checkpoints.resume(progress)
-    metrics: dict[str, Any] = (folder.metrics() or [{}])[-1]
+    checkpoints.resume(progress, begin)
+    metrics: dict[str, Any] = {}
     model.train()
     with StopSignal(parallel) as stop:
         while not clock.finished or tally.steps:  # a checkpoint may hold a whole epoch that was not evaluated yet
@@ -45,16 +54,23 @@ def train(
                 if stopping:
                     stop.exit(f"Stopped at step {clock.step} of {clock.total}. To continue, give the same command again.")
             guard.check()
-            metrics = tally.row(recipe, parallel) | evaluate(model, data, recipe, parallel)
+            metrics = tally.row(recipe, parallel) | evaluate(model, data, recipe, parallel, recipe.validate)
+            if recipe.validate:
+                metrics["measured_on"] = "validation images"
             metrics["unreadable"] = int(parallel.sum(data.skipped)[0])
+            if checkpoints.newest is None:
+                checkpoints.save()  # rows without a checkpoint mean that checkpoints were lost
             if parallel.is_first:
-                folder.append_metrics(metrics)
+                folder.metrics.append(metrics)
             progress.epoch(metrics, recipe.epochs)
             tally.clear()
             if clock.finished or parallel.any(checkpoints.due_after_epoch()):
                 checkpoints.save()
 
-    if parallel.any(metrics.get("step") != clock.step):  # training was complete, but the last row of metrics is lost
-        metrics = evaluate(model, data, recipe, parallel) | {"unreadable": 0}
+    if not metrics:  # training was complete, but its result is lost
+        metrics = evaluate(model, data, recipe, parallel, recipe.validate)
+    if recipe.validate:
+        measured = {"images": data.held_out, "accuracy": metrics["accuracy"], "loss": metrics["test_loss"]}
+        metrics = metrics | evaluate(model, data, recipe, parallel) | {"validation": measured}
     sparsifier.finish()
     return metrics

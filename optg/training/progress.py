@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from optg.naming import visible
 from optg.training.loggers import RunLog
 from optg.training.recipe import Recipe
 from optg.training.tally import EpochTally
@@ -19,12 +20,12 @@ class TrainingProgress:
     """As a context manager: show progress, pass each epoch's metrics to the loggers, and finish the loggers at the end."""
 
     def __init__(self, name: str, console: Console, silent: bool = False, log: RunLog | None = None) -> None:
-        self.name, self.console, self.silent = name, console, silent
+        self.name, self.console, self.silent = visible(name), console, silent
         self.log = log or RunLog()
         self.live = console.is_terminal and not silent
         self.wide = console.width >= 120
         columns = (BarColumn(None if self.wide else 10), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
-        description = (TextColumn("{task.description}"),) if self.wide else ()
+        description = (TextColumn("{task.description}", markup=False),) if self.wide else ()
         remaining = TextColumn("left"), TimeRemainingColumn()
         self.bar = Progress(*description, *columns, *remaining, console=console, disable=not self.live)
         self.task: TaskID | None = None
@@ -44,7 +45,7 @@ class TrainingProgress:
         if self.silent:
             return
         try:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
         except (BrokenPipeError, SystemExit):  # rich turns a BrokenPipeError into a SystemExit
             self.silent = True
             signal.raise_signal(signal.SIGTERM)
@@ -68,9 +69,10 @@ class TrainingProgress:
         """Report an epoch's metrics: as a line unless there is a progress bar, and to the loggers."""
         self.accuracy = row["accuracy"]
         if not self.live:
+            measured = "validation " if "measured_on" in row else ""
             unreadable = f"  unreadable images: {row['unreadable']}" if row["unreadable"] else ""
             self.say(
-                f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
+                f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  {measured}accuracy {row['accuracy']:.2%}  "
                 f"sparsity {row['sparsity']:.2%}  {row['images_per_second']:,.0f} images/s{unreadable}"
             )
         self.log.log(row)

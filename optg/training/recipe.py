@@ -5,14 +5,19 @@ other is loaded by path. Each run saves its complete recipe, from which it can b
 """
 
 import dataclasses
+import json
+import re
 import tomllib
 from dataclasses import dataclass, field, fields
+from datetime import date, time
 from importlib.resources import files
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from optg.files import read_bytes
 from optg.naming import nearest
+from optg.trust import FOUND_IN
 
 if TYPE_CHECKING:
     from optg.methods import Method
@@ -24,8 +29,11 @@ class Recipe:
     model_options: dict[str, Any] = field(default_factory=dict, kw_only=True)  # keyword arguments of the model
     data: str = "digits"  # digits, cifar10, cifar100, imagenet, synthetic or package.module:function
     folder: str | None = None  # folder that holds the dataset's files; None: ./data
+    # hold out the last tenth of the training images: the metrics are theirs, and test images are looked at once, at the end
+    validate: bool = field(default=False, kw_only=True)
     sparsity: float = 0.95  # fraction of the weights to remove
     floor: float | None = None  # fraction of its weights that every part of a layer keeps at least
+    structure: str = "unstructured"  # what is removed together: unstructured, N:M, RxC, channel; or PATTERN=STRUCTURE, …
     epochs: int = 25  # epochs to train
     max_steps: int | None = field(default=None, kw_only=True)  # optimizer steps to train, instead of epochs
     batch_size: int = 64  # images per optimizer step, over all GPUs together
@@ -51,6 +59,7 @@ class Recipe:
     graph: bool = True  # replay training steps from a CUDA graph, when training on one GPU
 
 
+ADDED = {"validate": False, "structure": "unstructured"}  # settings that recipes of earlier versions lack
 EXECUTION_SETTINGS = ("folder", "graph", "compile")  # settings that change how a run is computed, but not what
 
 
@@ -90,18 +99,24 @@ def load(given: str) -> Plan:
         path = Path(given)
         if not path.is_file():
             raise RecipeError(f"there is no recipe file {given}")
-        return read(path.read_text(errors="replace"), given, path.parent.name if path.name == "recipe.toml" else path.stem)
+        return read_file(path, read_bytes(path))
     if given not in names():
         raise RecipeError(f"unknown recipe {given!r}; {nearest(given, names())}; or give the path of a .toml file")
     name, _, variant = given.partition(":")
     return read((FOLDER / f"{name}.toml").read_text(), given, given, variant)
 
 
+def read_file(path: Path, content: bytes) -> Plan:
+    """Parse and check the content of a recipe file. The recipe of a run is named after the run's folder."""
+    name = path.resolve().parent.name if path.name == "recipe.toml" else path.stem
+    return read(content.decode(errors="replace"), str(path), name)
+
+
 def read(text: str, where: str, name: str, variant: str = "") -> Plan:
     """Parse and check a recipe. `where` names its source in error messages."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError, or an integer of over 4,300 digits
         raise RecipeError(f"{where} is not valid TOML: {error}") from None
     variants = values.pop("variants", {})
     if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
@@ -121,6 +136,7 @@ def read(text: str, where: str, name: str, variant: str = "") -> Plan:
     refuse_unknown_methods(where, methods)
     hints = get_type_hints(Recipe)
     recipe = Recipe(**{key: converted(f"{where}: {key}", value, hints[key]) for key, value in values.items()})
+    FOUND_IN.update(dict.fromkeys((recipe.model, recipe.data), where))
     return Plan(check(recipe, where), method, methods | changed_methods, name)
 
 
@@ -134,6 +150,8 @@ def refuse_unknown_methods(where: str, methods: dict[str, Any]) -> None:
 
 def converted(what: str, value: Any, kind: Any) -> Any:
     """Return a TOML value as the type of a dataclass field. `what` names the value in error messages."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        raise RecipeError(f"{what} has {len(str(abs(value)))} digits; expected at most 30")
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise RecipeError(f"{what} is {value!r}; expected one of {', '.join(get_args(kind))}")
@@ -213,11 +231,14 @@ def dump(plan: Plan) -> str:
     lines = [f"method = {toml(plan.method)}"]
     settings = dataclasses.asdict(plan.recipe)
     options = settings.pop("model_options")
+    for key, default in ADDED.items():  # recipes of earlier versions, with which a run may be continued, do not have these
+        if settings[key] == default:
+            del settings[key]
     lines += [f"{k} = {toml(v)}" for k, v in settings.items() if v is not None]
     tables = {"model_options": options} if options else {}
     tables |= {f"methods.{toml(method)}": options for method, options in plan.methods.items()}
     for name, options in tables.items():
-        lines += ["", f"[{name}]", *(f"{k} = {toml(v)}" for k, v in options.items())]
+        lines += ["", f"[{name}]", *(f"{toml_key(k)} = {toml(v)}" for k, v in options.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -231,11 +252,17 @@ def flag(prefix: str, key: str, value: Any) -> list[str]:
     return [f"--{prefix}{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
 
 
+def refuse_model_options(what: object, model_options: dict[str, Any]) -> None:
+    """Raise if there are options for the model of a run, which is built as it was trained."""
+    for key in model_options:
+        raise RecipeError(f"{what} is opened as it was trained; leave out --model.{key.replace('_', '-')}")
+
+
 def parse_value(text: str) -> Any:
     """Parse a value on the command line as TOML. Anything else is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -251,10 +278,21 @@ def toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return toml_string(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(toml(v) for v in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{toml(str(k))} = {toml(v)}' for k, v in value.items())}}}"
-    return repr(value)
+        return f"{{{', '.join(f'{toml_string(str(k))} = {toml(v)}' for k, v in value.items())}}}"
+    return value.isoformat() if isinstance(value, (date, time)) else repr(value)
+
+
+def toml_string(text: str) -> str:
+    """Return a text as a basic string of TOML, on one line."""
+    if surrogate := next((c for c in text if "\ud800" <= c <= "\udfff"), None):
+        raise RecipeError(f"{text!r} is not Unicode text, because of {surrogate!r}; give another name, or rename the file")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_key(text: str) -> str:
+    """Return a key of TOML, in quotes if necessary."""
+    return text if re.fullmatch(r"[\w-]+", text, re.ASCII) else toml_string(text)

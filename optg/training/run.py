@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import platform
 import shlex
 import sys
@@ -14,17 +15,18 @@ from torch import Tensor
 import optg
 from optg import models
 from optg.core.accounting import count
+from optg.core.channels import shrink
 from optg.core.prunable import unwrap
 from optg.machine import cpu_name, revision
-from optg.training import recipe
-from optg.training.checkpoint import list_checkpoints
-from optg.training.folder import RunFolder, is_run
+from optg.training.cost import training_flops
+from optg.training.folder import RunFolder
 from optg.training.loggers import RunLog, make_loggers
 from optg.training.loop import train
+from optg.training.manifest import MODEL, SUMMARY, Manifest
 from optg.training.parallel import Parallel, start
+from optg.training.prepare import begin, finished_summary
 from optg.training.recipe import Plan
 from optg.training.run_name import folder_name
-from optg.training.saved import read_json
 from optg.training.saving import CheckpointPolicy
 from optg.training.setup import Setup, set_up
 from optg.training.state import full_tensor
@@ -36,81 +38,74 @@ if TYPE_CHECKING:
 
 def run_training(plan: Plan, options: "TrainOptions") -> None:
     """Train, or continue training; leave recipe, metrics, summary and model in the run folder."""
-    from rich.console import Console
-
+    from optg.terminal import PlainConsole
     from optg.training.progress import TrainingProgress
 
     path = options.output or Path("runs") / folder_name(plan)
-    folder, console = RunFolder(path), Console()
+    folder, console = RunFolder(path), PlainConsole()
     policy = CheckpointPolicy(options.minutes, options.keep)
-    if not options.resume and list_checkpoints(folder.checkpoints):
-        raise recipe.RecipeError(
-            f"{path} has checkpoints; give another --output, or leave out --no-resume to continue from them"
-        )
     loggers = make_loggers([*options.log, *(["tensorboard"] if options.tensorboard else [])], path)
-    refuse_other_plan(plan, folder)
     with start(options.parallel, options.device) as parallel:
-        summary = finished_summary(folder)
-        if summary is None:
+        # A process that torchrun restarted continues what it has begun.
+        fresh = options.fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        summary = finished_summary(plan, folder) if parallel.is_first and not fresh else None
+        if not parallel.any(summary is not None):
             log = RunLog(loggers if parallel.is_first else ())
             progress = TrainingProgress(path.name, console, silent=not parallel.is_first, log=log)
-            summary = train_in(folder, plan, parallel, progress, policy)
-    if parallel.is_first:
+            summary = train_in(folder, plan, parallel, progress, policy, fresh)
+    if summary:
         console.print(
             f"{plan.method}: accuracy {summary['accuracy']:.2%} at sparsity {summary['sparsity']:.2%}, "
             f"{summary['flops'] / 1e6:,.1f} of {summary['dense_flops'] / 1e6:,.1f} MFLOPs. {path}",
+            markup=False,
             soft_wrap=True,
         )
 
 
 def train_in(
-    folder: RunFolder, plan: Plan, parallel: Parallel, progress: "TrainingProgress", policy: CheckpointPolicy
-) -> dict[str, Any]:
+    folder: RunFolder, plan: Plan, parallel: Parallel, progress: "TrainingProgress", policy: CheckpointPolicy, fresh: bool
+) -> dict[str, Any] | None:
     """Train in a run folder. The first process writes its files and returns the summary.
 
+    Another process may have trained here before this one got the lock, so what the folder holds is looked at again.
     The model lives only in this function: freeing a DDP model after its process group was destroyed can deadlock.
     """
     setup = set_up(plan, parallel)
     if not parallel.is_first:
         with progress:
-            train(setup, folder, parallel, progress, policy)
-            gather_model(setup)
-            return {}
-    with folder.locked(), progress:
-        folder.write("recipe.toml", recipe.dump(plan))
+            if not parallel.any(False):
+                train(setup, folder, parallel, progress, policy)
+                gather_model(setup)
+            return None
+
+    def start_writing() -> None:
+        begin(plan, folder, progress.say)
         progress.log.start(folder.path.name, all_settings(plan, setup))
-        metrics = train(setup, folder, parallel, progress, policy)
+
+    with folder.locked(), progress:
+        if fresh and (aside := folder.move_aside()):
+            progress.say(f"The earlier training was moved to {aside}. To continue this one later, leave out --fresh.")
+        folder.delete_leftovers()
+        summary = finished_summary(plan, folder)
+        if parallel.any(summary is not None):
+            return summary
+        expected = setup.sparsifier.method.rate_schedule
+        if expected not in (None, plan.recipe.schedule):
+            progress.say(f"{plan.method} is meant for --schedule {expected}; this run uses --schedule {plan.recipe.schedule}")
+        metrics = train(setup, folder, parallel, progress, policy, start_writing)
         tensors = gather_model(setup)
-        summary = summarize(plan, setup, tensors, metrics, folder.metrics()) | {"processes": parallel.world}
-        folder.write_tensors("model.safetensors", tensors)
-        folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        summary = summarize(plan, setup, tensors, metrics, folder.metrics.rows) | {"processes": parallel.world}
+        finish(folder, tensors, summary)
         return summary
 
 
-def finished_summary(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the summary of a finished run, None if it has to be trained. A finished run's files are never rewritten."""
-    if not is_run(folder.path) or not (folder.path / "model.safetensors").is_file():
-        return None
-    summary = read_json(folder.path / "summary.json")
-    complete = isinstance(summary, dict) and {"accuracy", "sparsity", "flops", "dense_flops"} <= summary.keys()
-    return summary if complete else None
-
-
-def refuse_other_plan(plan: Plan, folder: RunFolder) -> None:
-    """Raise an error if the folder holds results of another recipe. Only the data's folder may differ."""
-    path = folder.path / "recipe.toml"
-    has_results = list_checkpoints(folder.checkpoints) or folder.metrics() or (folder.path / "summary.json").exists()
-    if not path.exists() or not has_results:
-        return
-    before, now = (
-        {line for line in text.splitlines() if not line.startswith("folder = ")}
-        for text in (path.read_text(errors="replace"), recipe.dump(plan))
-    )
-    if before != now:
-        there, here = (", ".join(line for line in sorted(lines) if line) or "–" for lines in (before - now, now - before))
-        raise recipe.RecipeError(
-            f"{folder.path} holds a run with other settings (there: {there}; here: {here}); give another --output"
-        )
+def finish(folder: RunFolder, tensors: dict[str, Tensor], summary: dict[str, Any]) -> None:
+    """Write the model and the summary, then list both in the manifest: now the run has finished."""
+    manifest = Manifest.read(folder.path) or Manifest()
+    manifest.files[MODEL] = folder.write_tensors(MODEL, tensors)
+    manifest.files[SUMMARY] = folder.write(SUMMARY, json.dumps(summary, indent=2) + "\n")
+    manifest.metrics = folder.metrics.head
+    manifest.write(folder.path)
 
 
 def gather_model(setup: Setup) -> dict[str, Tensor]:
@@ -124,7 +119,13 @@ def summarize(
     """Return everything that tables of results need to know about a run."""
     model = models.build(plan.recipe.model, setup.data.classes, plan.recipe.model_options)
     model.load_state_dict(tensors)
-    account = count(model, torch.zeros(1, *setup.data.shape, dtype=next(model.parameters()).dtype))
+    image = torch.zeros(1, *setup.data.shape, dtype=next(model.parameters()).dtype)
+    account = count(model, image)
+    method, clock = setup.sparsifier.method, setup.sparsifier.clock
+    shrunk = {}
+    if setup.sparsifier.weights.assignment.followers:  # whole channels are removed
+        small = count(shrink(model, image), image)
+        shrunk = {"shrunk": {"parameters": small.parameters, "flops": small.dense_flops}}
     return {
         "recipe": plan.name,
         "settings": dataclasses.asdict(plan.recipe) | {"epochs": setup.recipe.epochs},
@@ -133,13 +134,16 @@ def summarize(
         "method": plan.method,
         "options": dataclasses.asdict(setup.sparsifier.method),
         "accuracy": metrics["accuracy"],
+        **({"validation": metrics["validation"]} if plan.recipe.validate else {}),
         "sparsity": setup.sparsifier.sparsity,
         "parameters": account.parameters,
         "nonzero": account.nonzero,
         "flops": account.flops,
         "dense_flops": account.dense_flops,
-        "unreadable": metrics["unreadable"],
-        "seconds": sum(row["seconds"] for row in rows),
+        **shrunk,
+        "training_flops": training_flops(account, method, clock, rows, plan.recipe.batch_size),
+        "unreadable": rows[-1].get("unreadable", 0) if rows else 0,
+        "seconds": sum(row["seconds"] for row in rows if isinstance(row.get("seconds"), (int, float))),
         "hardware": hardware(),
         "versions": {"optg": optg.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "revision": revision(),

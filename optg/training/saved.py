@@ -1,27 +1,30 @@
 """Open what a run has saved: its folder, or one of its checkpoints."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from optg import models
 from optg.training import checkpoint, recipe
+from optg.training.errors import DamagedFile
 from optg.training.folder import is_run
+from optg.training.manifest import MODEL, RECIPE, SUMMARY
 from optg.training.recipe import Plan
+from optg.training.run_files import RunFiles
+
+LARGEST_IMAGE = 2**26  # numbers; commands allocate one image of the stated shape
 
 
 @dataclass
 class SavedRun:
-    """A run folder or one of its checkpoints, opened for reading."""
+    """A run folder or one of its checkpoints, opened for reading. Everything that is read is checked."""
 
     path: Path  # the folder or checkpoint that was opened
-    home: Path  # the run folder
+    files: RunFiles  # of the run folder
     plan: Plan
     is_checkpoint: bool = False
 
@@ -31,14 +34,21 @@ class SavedRun:
         path = Path(path)
         if not path.exists():
             raise FileNotFoundError(f"there is no folder {path}; expected the folder of a run, or RUN/checkpoints/step-N")
-        is_checkpoint = not is_run(path) and path.resolve().name.startswith("step-")
+        is_checkpoint = not is_run(path) and checkpoint.NAME.fullmatch(path.resolve().name) is not None
         home = path.resolve().parent.parent if is_checkpoint else path
         if not is_run(home):
             raise ValueError(
                 f"{path} is neither the folder of a run (it has no recipe.toml) nor one of its checkpoints "
                 "(RUN/checkpoints/step-N)"
             )
-        return cls(path, home, recipe.load(str(home / "recipe.toml")), is_checkpoint)
+        files = RunFiles(home)
+        files.warn_if_old()
+        return cls(path, files, recipe.read_file(home / RECIPE, files.read(RECIPE)), is_checkpoint)
+
+    @property
+    def home(self) -> Path:
+        """The run folder."""
+        return self.files.path
 
     @property
     def classes(self) -> int:
@@ -53,13 +63,18 @@ class SavedRun:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The run's summary or the checkpoint's values. Both hold `classes` and `shape`."""
-        facts = self.contents[1] if self.is_checkpoint else read_json(self.require("summary.json"))
+        if not self.is_checkpoint:
+            self.require(SUMMARY)
+        facts = self.contents[1] if self.is_checkpoint else self.files.summary()
         try:
             classes, shape = int(facts["classes"]), tuple(map(int, facts["shape"]))
         except (ValueError, KeyError, TypeError):
             classes, shape = 0, ()
+        source = self.path if self.is_checkpoint else self.path / SUMMARY
+        if prod(shape) > LARGEST_IMAGE:
+            size = "×".join(map(str, shape))
+            raise ValueError(f"{source} states images of {size}; expected at most {LARGEST_IMAGE:,} numbers")
         if classes < 1 or not shape or min(shape) < 1:
-            source = self.path if self.is_checkpoint else self.path / "summary.json"
             raise ValueError(f"{source} is damaged, or from another version of optg: it does not state classes and shape")
         return {**facts, "classes": classes, "shape": shape}
 
@@ -78,40 +93,28 @@ class SavedRun:
         """Return the model's state dict."""
         if self.is_checkpoint:  # which also holds tensors of the optimizer and the sparsifier
             return {n.removeprefix("model."): t for n, t in self.contents[0].items() if n.startswith("model.")}
-        file = self.require("model.safetensors")
-        try:
-            return load_file(file)
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged: {error}") from None
+        self.require(MODEL)
+        return self.files.model()
 
     def newest_checkpoint(self) -> "SavedRun | None":
         """Return this checkpoint, or the run's newest one. None if the run has none."""
         if self.is_checkpoint:
             return self
         saved = checkpoint.list_checkpoints(self.home / "checkpoints")
-        return SavedRun(saved[-1], self.home, self.plan, is_checkpoint=True) if saved else None
+        return SavedRun(saved[-1], self.files, self.plan, is_checkpoint=True) if saved else None
 
     @cached_property
     def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors and values of a checkpoint."""
         try:
             return checkpoint.load(self.path)
-        except checkpoint.DamagedCheckpoint as error:
+        except DamagedFile as error:
             others = [p.name for p in checkpoint.list_checkpoints(self.path.resolve().parent) if p.name != self.path.name]
             raise ValueError(f"checkpoint {self.path} is damaged ({error}); others: {', '.join(others) or 'none'}") from None
 
-    def require(self, file: str) -> Path:
-        """Return the path of a file that every finished run has, or raise an error."""
-        if (self.path / file).is_file():
-            return self.path / file
-        newest = self.newest_checkpoint()
-        instead = f", or use its checkpoint {newest.path}" if newest else ""
-        raise ValueError(f"{self.path} has no {file}: the run has not finished. Continue it with the same command{instead}")
-
-
-def read_json(path: Path) -> Any:
-    """Return the parsed file, or None if it is missing or damaged."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+    def require(self, file: str) -> None:
+        """Raise an error if the run lacks a file that every finished run has."""
+        if not self.files.has(file):
+            newest = self.newest_checkpoint()
+            instead = f", or use its checkpoint {newest.path}" if newest else ""
+            raise ValueError(f"{self.path} has no {file}: the run has not finished. Continue it with the same command{instead}")

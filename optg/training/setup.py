@@ -10,6 +10,7 @@ from torch import nn
 
 from optg import data as datasets
 from optg import models
+from optg.core.channels import coupled_channels
 from optg.core.preserve import preserve_model
 from optg.data import Data
 from optg.sparsifier import Sparsifier, sparsify
@@ -35,17 +36,18 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     torch.backends.cudnn.benchmark = True  # all batches have one shape, so searching for the fastest kernels pays
     data = datasets.load(
         recipe.data, recipe.folder, batch_size=recipe.batch_size, device=parallel.device, seed=recipe.seed, rank=parallel.rank,
-        world=parallel.world,
+        world=parallel.world, validate=recipe.validate,
     )  # fmt: skip
     if recipe.max_steps:
         recipe = fit_max_steps(recipe, data.steps_per_epoch)
     model = models.build(recipe.model, data.classes, recipe.model_options).to(parallel.device)
     image = torch.zeros(1, *data.shape, device=parallel.device, dtype=next(model.parameters()).dtype)
-    advice = f"choose another --model, or other --data than {recipe.data}"
-    if option := models.image_size_option(recipe.model, model):
-        advice = f"give --model.{option.replace('_', '-')} {data.shape[-1]}, {advice}"
+    advice = models.advise_on_size(
+        recipe.model, model, data.shape, f"choose another --model, or other --data than {recipe.data}"
+    )
     with models.explain_shape_errors(recipe.model, data.shape, advice), preserve_model(model), torch.no_grad():
         model.eval()(image)
+    example = coupled_channels(model, image) if "channel" in recipe.structure else None  # before FSDP2 splits the model
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = parallel.wrap(model)
@@ -54,7 +56,7 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     method = build_method(plan)
     sparsifier = sparsify(
         model, optimizer, method, sparsity=recipe.sparsity if method.needs_target else recipe.sparsity or None,
-        **length_of_training(recipe, data), floor=recipe.floor or 0.0,
+        **length_of_training(recipe, data), floor=recipe.floor or 0.0, structure=recipe.structure, example=example,
         loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model

@@ -72,13 +72,16 @@ class EpochTally:
             "layers": dict(zip(weights.names, weights.counts.tolist())),
         }
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the counts as tensors for a checkpoint."""
-        losses = torch.stack(self.losses) if self.losses else torch.zeros(0)
-        return {"epoch.losses": losses, "epoch.moved": self.moved, "epoch.seconds": torch.tensor(self.seconds)}
+    def state(self, parallel: Parallel) -> dict[str, Tensor]:
+        """Return the counts as tensors for a checkpoint, with the losses of all processes. Every process must call this."""
+        losses = torch.stack(self.losses) if self.losses else torch.zeros(0, device=parallel.device)
+        seconds = torch.tensor(self.seconds)
+        return {"epoch.losses": parallel.gather(losses), "epoch.moved": self.moved, "epoch.seconds": seconds}
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Undo `state`."""
+    def restore(self, tensors: dict[str, Tensor], parallel: Parallel) -> None:
+        """Undo `state`. If the number of processes has changed, each takes the mean of the losses."""
         device = self.sparsifier.weights.devices[0]
-        self.losses, self.moved = list(tensors["epoch.losses"].to(device).unbind()), tensors["epoch.moved"]
+        losses = torch.atleast_2d(tensors["epoch.losses"].to(device))  # older checkpoints have those of the first process only
+        own = losses[parallel.rank] if len(losses) == parallel.world else losses.mean(0)
+        self.losses, self.moved = list(own.unbind()), tensors["epoch.moved"]
         self.counts, self.since = self.sparsifier.weights.counts, time.monotonic() - float(tensors["epoch.seconds"])

@@ -76,7 +76,7 @@ def test_every_command_explains_itself(command, monkeypatch, capsys):
 def test_an_unknown_command_is_refused():
     wrong = optg("method")
     assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
-    assert "unknown command 'method'; did you mean 'methods'? Known: train, evaluate," in wrong.stderr
+    assert "unknown command 'method'; did you mean 'methods'? Known: train, verify, evaluate," in wrong.stderr
 
 
 def test_an_unknown_command_without_a_similar_one_is_refused(monkeypatch, capsys):

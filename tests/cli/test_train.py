@@ -6,12 +6,13 @@ import pytest
 
 from optg.methods import METHODS
 from optg.training.arguments import with_help
+from optg.training.recipe import load
 from tests.cli.calling import call, optg, refusal
 from tests.training.runs import SMALL, masks
 from tests.training.runs import optg as run_optg
 
 FLAGS = [
-    "recipe", "method", "output", "resume", "parallel", "device", "minutes", "keep", "log", "tensorboard", "model",
+    "recipe", "method", "output", "fresh", "parallel", "device", "minutes", "keep", "log", "tensorboard", "trust", "model",
     "model.KEY", "data", "folder", "sparsity", "epochs", "max-steps", "batch-size", "seed", "optimizer", "lr", "momentum",
     "nesterov", "weight-decay", "decay-norms",
     "schedule", "warmup", "cycles", "milestones", "gamma", "hold", "rate-per", "label-smoothing", "accumulate", "precision",
@@ -54,7 +55,7 @@ def test_help_shows_every_flag(monkeypatch, capsys):
         (["--lr", "-1"], "lr is -1.0; expected above 0"),
         (["--batch-size", "0"], "batch_size is 0"),
         (["--batch-size", "5000"], "batch"),
-        (["--epochs", "1"], "epochs is 1, expected at least 2"),
+        (["--max-steps", "1"], "training has a single step, expected at least 2"),
         (["--model", "resnet21"], "unknown model 'resnet21'"),
         (["--model", "no.such.module:f"], "no.such.module"),
         (["--model.img-size"], "--model.img-size has no value"),
@@ -68,7 +69,7 @@ def test_help_shows_every_flag(monkeypatch, capsys):
         (["--minutes", "0"], "--minutes is 0.0; expected a number above 0"),
         (["--parallel", "ddp"], "--parallel ddp needs torchrun"),
         (["--method", "dense", "--sparsity", "0.5"], "dense training removes nothing"),
-        (["--method", "keep", "--sparsity", "0.5"], "keep keeps the zeros that the model has; leave out `sparsity`"),
+        (["--method", "keep", "--sparsity", "0.5"], "keep keeps the zeros that the model has; leave out sparsity=0.5"),
         (["--floor", "0.2"], "floor=0.2 by part protects"),
         (["--floor", "1.5"], "floor is 1.5; expected above 0 and below 1"),
     ],
@@ -84,9 +85,9 @@ def test_a_missing_tensorboard_is_refused_before_training(tmp_path, monkeypatch,
     assert "pip install 'optg[tensorboard]'" in message and not (tmp_path / "run").exists()
 
 
-def test_no_resume_refuses_a_folder_with_checkpoints(finished_run, monkeypatch, capsys):
+def test_no_resume_is_refused_with_the_new_flag(finished_run, monkeypatch, capsys):
     message = refusal(monkeypatch, capsys, "train", *SMALL, "--no-resume", "--output", finished_run)
-    assert "has checkpoints; give another --output, or leave out --no-resume" in message
+    assert message.startswith("optg: --no-resume is gone: give --fresh to begin anew") and message.count("\n") == 1
 
 
 def test_keep_trains_the_model_of_a_run_with_its_zeros(finished_run, tmp_path):
@@ -103,3 +104,23 @@ def test_a_floor_is_part_of_the_recipe(tmp_path):
     for kept in masks(tmp_path / "run").values():
         flat = np.array(kept).flatten()
         assert flat.sum() >= 0.05 * flat.size
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "[red]", "a\u202eb", "new\nline"])
+def test_any_name_of_a_folder(tmp_path, monkeypatch, capsys, name):
+    call(monkeypatch, "train", *SMALL, "--epochs", "2", "--output", tmp_path / name)
+    assert (tmp_path / name / "summary.json").is_file()
+    shown = capsys.readouterr().out
+    assert name.replace("\u202e", r"\u202e") in shown and "\u202e" not in shown
+
+
+def test_any_name_of_the_data_folder(tmp_path, monkeypatch):
+    folder = 'new\nline "quoted" \\ \t\x7f ü'
+    for _ in range(2):  # the second call finds a finished run with the same recipe
+        call(monkeypatch, "train", *SMALL, "--epochs", "2", "--folder", folder, "--output", tmp_path / "run")
+    assert load(str(tmp_path / "run" / "recipe.toml")).recipe.folder == folder
+
+
+def test_a_name_that_is_not_text_is_refused(tmp_path, monkeypatch, capsys):
+    message = refusal(monkeypatch, capsys, "train", *SMALL, "--folder", "\udcff", "--output", tmp_path / "run")
+    assert r"'\udcff' is not Unicode text" in message

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from optg.data import Data
+from optg.data.base import last_tenth
 from tests.data.small_data import Batches, equal_batches, load_small
 
 
@@ -64,6 +65,40 @@ def test_global_random_states_are_not_touched(make_data: Callable[..., Data]) ->
     assert numpy_before == np.random.get_state()[1].tolist() and python_before == random.getstate()
 
 
+def as_set(batches: Iterator[tuple[Tensor, Tensor]]) -> list[bytes]:
+    return sorted(image.numpy().tobytes() for images, _ in batches for image in images)
+
+
+def test_validation_images_are_held_out_of_training(make_data: Callable[..., Data]) -> None:
+    whole, data = make_data(batch_size=1, augment=False), make_data(batch_size=1, augment=False, validate=True)
+    assert data.held_out in (whole.sizes[0] // 10, 3)  # of ImageNet: one image of each of three classes
+    assert data.sizes == (whole.sizes[0] - data.held_out, whole.sizes[1])
+    assert data.steps_per_epoch == data.sizes[0] and whole.held_out == 0 and list(whole.validation()) == []
+    trained, held = as_set(data.train(0)), as_set(data.validation())
+    assert len(trained) == data.sizes[0] and len(held) == data.held_out
+    assert sorted(trained + held) == as_set(whole.train(0))
+    assert equal_batches(list(data.test()), list(whole.test()))
+
+
+def test_ranks_together_see_the_validation_images_of_one_process(make_data: Callable[..., Data]) -> None:
+    one, pair = make_data(validate=True), [make_data(validate=True, rank=rank, world=2) for rank in range(2)]
+    shares = zip(*(rank.validation() for rank in pair), strict=True)
+    joined = [(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])) for parts in shares]
+    assert equal_batches(joined, list(one.validation()))
+
+
+def test_validation_images_are_the_last_tenth(small_cifars: Path) -> None:
+    whole, data = load_small(small_cifars, "cifar10"), load_small(small_cifars, "cifar10", validate=True)
+    assert torch.equal(torch.cat([data.images, data.held[0]]), whole.images) and data.held_out == 10
+
+
+def test_sorted_images_lose_the_last_tenth_of_each_class() -> None:
+    labels = torch.tensor([0] * 30 + [1] * 20 + [2] * 5 + [3])
+    held = last_tenth(labels, by_class=True).nonzero().flatten().tolist()
+    assert held == [27, 28, 29, 48, 49, 54]
+    assert last_tenth(labels, by_class=False).nonzero().flatten().tolist() == [51, 52, 53, 54, 55]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -77,6 +112,8 @@ def test_global_random_states_are_not_touched(make_data: Callable[..., Data]) ->
         ("digits", {"workers": -1}, "workers is -1; expected at least 0"),
         ("digits", {"size": 0}, "size is 0; expected at least 1"),
         ("digits", {"size": 224}, "size is 224; digits has images of 8×8. Leave size out"),
+        ("synthetic:3x4x4:2:9", {"batch_size": 9, "validate": True}, "has 8 training images left beside its validation images"),
+        ("synthetic:3x4x4:2:1", {"batch_size": 1, "validate": True}, "expected at least 2 to hold out a tenth"),
         ("no_such_module:data", {}, "cannot import 'no_such_module'"),
         ("tests.toy:convnets", {}, "the module 'tests.toy' has no function 'convnets'; did you mean 'convnet'?"),
         ("tests.toy:convnet", {}, "tests.toy:convnet cannot be called with folder="),

@@ -187,7 +187,60 @@ def test_batch_size_comes_from_images_when_a_scalar_comes_first() -> None:
     fast = optg.compile(Scaled(), (scale, x[:2]))
     for batch in (1, 2, 5):
         assert fast(scale, x[:batch]).equal(Scaled()(scale, x[:batch]))
-    assert not any("run in torch" in note for note in fast.notes)
+    assert not any("ran in torch" in note for note in fast.notes)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_zero_weight_does_not_hide_nan_or_infinity(number: float, batch: int) -> None:
+    """torch multiplies NaN and infinity by 0, which is NaN; the engine would skip the product."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 10)).eval()
+    with torch.no_grad():
+        for layer in (model[0], model[3]):
+            layer.weight *= torch.rand_like(layer.weight) < 0.05
+    x = torch.randn(batch, 3, 6, 6)
+    fast = optg.compile(model, x)
+    assert not fast.notes
+    for at in ((0, 0, 0, 0), (batch - 1, 2, 5, 5), (0, 1, 3, 2)):
+        y = x.clone()
+        y[at] = number
+        assert torch.equal(fast(y).isnan(), model(y).isnan()) and model(y).isnan().any()
+    assert fast.notes == [f"a batch of {batch} ran in torch: input holds NaN or infinite numbers"]
+    assert torch.allclose(fast(x), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "number"), [(0, "weight", float("nan")), (0, "bias", float("inf")), (1, "running_var", -1.0)]
+)
+def test_weights_with_nan_run_in_torch(layer: int, name: str, number: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 10)).eval()
+    x = torch.randn(2, 3, 6, 6)
+    with torch.no_grad():
+        model[3].weight *= torch.rand(10, 8 * 16) < 0.01
+        getattr(model[layer], name).view(-1)[0] = number
+        assert torch.equal(optg.compile(model, x)(x).isnan(), model(x).isnan()) and model(x).isnan().any()
+
+
+def test_infinity_from_torch_between_two_parts_of_the_engine() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.log(torch.relu(self.first(x))))
+
+    model, x = Net().eval(), torch.randn(5, 8)
+    with torch.no_grad():
+        model.second.weight *= torch.eye(8)
+        assert torch.equal(optg.compile(model, x)(x).isnan(), model(x).isnan()) and model(x).isnan().any()
+
+
+def test_empty_values_run_in_torch() -> None:
+    model, x = nn.AdaptiveAvgPool2d((0, 0)), torch.randn(2, 3, 4, 4)
+    assert optg.compile(model, x)(x).shape == (2, 3, 0, 0)
 
 
 def test_nan_and_large_numbers_pass_through_as_in_torch() -> None:

@@ -2,14 +2,16 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import optg
 from tests.deploy.conftest import Cli
+from tests.report.fake_runs import list_files
 
 
 def test_save_stores_negative_zeros_as_zeros(tmp_path: Path) -> None:
@@ -94,3 +96,27 @@ def test_wrong_arguments_give_a_one_line_error(trained_run: Path, cli: Cli, tmp_
     ):
         code, out, err = cli(*args)
         assert code == 2 and message in err and err.count("\n") == 1 and not out, (args, err)
+
+
+def test_zero_channels_are_removed_on_request(trained_run: Path, cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    state = load_file(run / "model.safetensors")
+    state["0.weight"][:5] = state["1.weight"][:5] = state["1.bias"][:5] = 0
+    save_file(state, run / "model.safetensors")
+    list_files(run)
+
+    assert cli("export", run, "--output", tmp_path / "whole.optg")[0] == 0
+    code, out, _ = cli("export", run, "--shrink", "--output", tmp_path / "small.optg")
+    whole, small = optg.load(tmp_path / "whole.optg"), optg.load(tmp_path / "small.optg")
+    channels = len(state["0.weight"])
+    assert code == 0 and len(small.state_dict()["0.weight"]) == channels - 5
+    assert small.about.account["parameters"] < whole.about.account["parameters"] and small.about.labels == whole.about.labels
+    assert f"of {small.about.account['parameters']:,} parameters" in out
+    images = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(small(images), whole(images), atol=1e-5, rtol=1e-5)
+
+    code, _, error = cli("export", run, "--shrink", "--to", "safetensors")
+    assert code and "--shrink changes the shapes of tensors" in error
+    code, _, error = cli("export", tmp_path / "whole.optg", "--shrink", "--to", "onnx")
+    assert code and "--shrink needs the run or a checkpoint" in error

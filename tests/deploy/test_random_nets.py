@@ -92,9 +92,8 @@ class Function(nn.Module):
         self.forward = function  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("seed", range(NETS))
-def test_random_net_agrees_with_torch(seed: int, isa: str) -> None:
+def check_random_net(seed: int, isa: str) -> None:
+    """Compile a random net and compare it with torch for three batch sizes."""
     r = random.Random(seed)
     torch.manual_seed(seed)
     shape = r.choice([1, 3, 4, 16]), r.choice([1, 2, 4, 7, 8, 13, 16]), r.choice([1, 3, 4, 8, 14, 16, 31])
@@ -109,3 +108,9 @@ def test_random_net_agrees_with_torch(seed: int, isa: str) -> None:
             assert got.shape == right.shape
             allowed = max(2e-5 * max(1.0, right.abs().max().item()), 20 * (plain - right).abs().max().item())
             assert (got - right).abs().max() <= allowed, f"batch {batch}: {fast}"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("seed", range(NETS))
+def test_random_net_agrees_with_torch(seed: int, isa: str) -> None:
+    check_random_net(seed, isa)

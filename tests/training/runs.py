@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parent.parent.parent
 PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(PATHS)}
+ENVIRONMENT["OPTG_TRUST"] = "*"  # as --trust: the runs use the tests' own model
 USER_CODE = ["--model", "tests.training.user_code:model", "--data", "tests.training.user_code:data"]
 SMALL = [*USER_CODE, "--epochs", "6", "--batch-size", "16", "--sparsity", "0.9", "--device", "cpu", "--minutes", "0.001"]
 SLOW = ["--model", "tests.training.user_code:slow"]

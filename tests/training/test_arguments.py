@@ -35,8 +35,14 @@ def test_dense_training_has_no_sparsity_by_default():
 
 
 def test_options_that_do_not_change_the_weights_are_returned_separately():
-    _, options = parse_train_args(["--no-resume", "--parallel", "ddp", "--keep", "5", "--output", "there"])
-    assert not options.resume and options.parallel == "ddp" and options.keep == 5 and str(options.output) == "there"
+    _, options = parse_train_args(["--fresh", "--parallel", "ddp", "--keep", "5", "--output", "there"])
+    assert options.fresh and options.parallel == "ddp" and options.keep == 5 and str(options.output) == "there"
+
+
+@pytest.mark.parametrize("flag", ["--no-resume", "--resume"])
+def test_flags_that_are_gone_name_the_new_one(flag):
+    with pytest.raises(RecipeError, match=f"{flag} is gone: .*--fresh"):
+        parse_train_args([flag])
 
 
 def test_options_of_the_model_have_any_name_and_toml_values():

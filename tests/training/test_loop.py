@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from tests.cli.calling import call, refusal
 from tests.training.runs import SMALL
 
+UNEQUAL = ("seconds", "images_per_second", "checksum")
 STOPPING = ("--model", "tests.training.user_code:stopping")  # stops itself after 15 and 20 steps; an epoch has 10
 
 
@@ -22,9 +23,9 @@ def train(monkeypatch: pytest.MonkeyPatch, folder: Path, *args: str) -> dict:
 
 
 def read_rows(folder: Path) -> list[dict]:
-    """Return the metrics without the times."""
+    """Return the metrics without the times, and without the checksums, which cover the times."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in ("seconds", "images_per_second")} for row in rows]
+    return [{key: value for key, value in row.items() if key not in UNEQUAL} for row in rows]
 
 
 def zeros_and_weights(folder: Path) -> tuple[int, int]:
@@ -51,6 +52,12 @@ def test_optg_cuts_within_a_single_epoch(tmp_path, monkeypatch):
     [row] = read_rows(tmp_path)
     zeros, size = zeros_and_weights(tmp_path)
     assert row["step"] == 8 and row["removed"] >= zeros == -(-size * 9 // 10) and row["revived"] > 0
+
+
+def test_a_single_epoch_equals_as_many_steps(tmp_path, monkeypatch):
+    for folder, length in ((tmp_path / "steps", ("--max-steps", "10")), (tmp_path / "epochs", ("--epochs", "1"))):
+        train(monkeypatch, folder, *length)
+    assert (tmp_path / "steps/model.safetensors").read_bytes() == (tmp_path / "epochs/model.safetensors").read_bytes()
 
 
 def test_whole_epochs_have_the_same_learning_rates_as_the_same_number_of_steps(tmp_path, monkeypatch):

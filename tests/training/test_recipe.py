@@ -1,6 +1,9 @@
 import dataclasses
+import tomllib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optg.methods import METHODS
 from optg.training import recipe
@@ -18,6 +21,12 @@ def test_recipes_have_the_settings_of_the_paper_and_of_the_authors_code():
     assert (imagenet.epochs, imagenet.weight_decay, imagenet.label_smoothing) == (100, 5e-4, 0.0)
     mobilenet = recipe.load("mobilenet_v1-imagenet").recipe
     assert (mobilenet.epochs, mobilenet.weight_decay) == (180, 4e-5)
+
+
+def test_the_recipe_of_phoenix_holds_its_learning_rate():
+    plan = recipe.load("vgg19-cifar100:phoenix")
+    assert (plan.method, plan.recipe.schedule, plan.recipe.hold, plan.recipe.epochs) == ("phoenix", "hold", 0.5, 160)
+    assert build_method(plan) == METHODS["phoenix"]()
 
 
 @pytest.mark.parametrize("name", recipe.names())
@@ -39,7 +48,7 @@ def test_grasp_sees_ten_images_of_each_class(name):
 @pytest.mark.parametrize("method", METHODS)
 def test_options_that_are_none_are_unchanged_by_writing_and_reading(method):
     options = {f.name: None for f in dataclasses.fields(METHODS[method]) if f.name in ("every", "alpha", "theta", "decay")}
-    if method == "supermask":
+    if method in ("supermask", "sr-ste"):
         options.pop("decay")  # never None there
     plan = Plan(Recipe(), method, {method: options})
     assert build_method(recipe.read(recipe.dump(plan), "copy", "recipe")) == METHODS[method](**options)
@@ -114,3 +123,37 @@ def test_a_method_uses_the_seed_of_the_run():
     assert build_method(plan).seed == 3
     plan.methods["set"] = {"seed": 7}
     assert build_method(plan).seed == 7
+
+
+def toml_values():
+    plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.dates()
+    return st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
+
+
+@given(st.dictionaries(st.text(), toml_values()), st.text(min_size=1))
+def test_any_text_is_unchanged_by_writing_and_reading(options, folder):
+    plan = Plan(Recipe(folder=folder, model_options=options))
+    again = tomllib.loads(recipe.dump(plan))
+    assert again["folder"] == folder and again.get("model_options", {}) == without_none(options)
+
+
+def without_none(value):
+    """Return a value with "none" for None, which TOML does not have."""
+    if isinstance(value, dict):
+        return {key: without_none(inner) for key, inner in value.items()}
+    return [without_none(inner) for inner in value] if isinstance(value, list) else "none" if value is None else value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("milestones = " + "[" * 100_000, r"^it is not valid TOML: "),
+        ("lr = " + "1" * 400, r"^it: lr has 400 digits; expected at most 30"),
+        ("lr = " + "1" * 5000, r"^it is not valid TOML: "),
+        ("epochs = " + "1" * 400, r"^it: epochs has 400 digits; expected at most 30"),
+        ("[methods.gmp]\nevery = " + "1" * 400, r"gmp.every has 400 digits; expected at most 30"),
+    ],
+)
+def test_a_hostile_recipe_is_refused(text, message):
+    with pytest.raises(RecipeError, match=message):
+        build_method(dataclasses.replace(recipe.read(text, "it", "it"), method="gmp"), "it")

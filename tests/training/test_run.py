@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from optg.data.memory import InMemory
 from optg.deploy.export import open_trained
 from optg.training import recipe
 from optg.training.folder import RunFolder
+from optg.training.prepare import refuse_other_plan
 from optg.training.recipe import Plan, Recipe
-from optg.training.run import refuse_other_plan
 from tests.cli.calling import call, refusal
 from tests.training.runs import SMALL, optg, read_lines, start
 
@@ -36,6 +37,48 @@ def test_a_run_writes_model_metrics_and_summary(undisturbed):
     sigmoid = [1 / (1 + math.exp(-40 / 6 * (k - 6 / 2))) for k in range(1, 7)]  # Eq. 16, α = 40 / epochs
     assert [row["score_lr"] / row["lr"] for row in rows] == pytest.approx(sigmoid)
     assert summary["processes"] == 1 and summary["unreadable"] == 0
+    assert 1.5 < summary["training_flops"] / (summary["dense_flops"] * 6 * 160) < 3  # OptG reads all gradients in each step
+
+
+def test_phoenix_names_the_schedule_that_it_is_meant_for(tmp_path, monkeypatch, capsys):
+    small = ("train", *SMALL, "--method", "phoenix", "--max-steps", "4")
+    call(monkeypatch, *small, "--output", tmp_path / "cosine")
+    assert "phoenix is meant for --schedule hold; this run uses --schedule cosine\n" in capsys.readouterr().out
+    call(monkeypatch, *small, "--schedule", "hold", "--output", tmp_path / "hold")
+    assert "is meant for" not in capsys.readouterr().out
+
+
+def test_with_a_validation_split_the_test_images_are_looked_at_once(tmp_path, monkeypatch, capsys):
+    seen = []
+    for name in ("test", "validation"):
+        method = getattr(InMemory, name)
+        monkeypatch.setattr(InMemory, name, lambda self, name=name, method=method: seen.append(name) or method(self))
+    call(monkeypatch, "train", *SMALL, "--validate", "--output", tmp_path / "run")
+    assert seen == ["validation"] * 6 + ["test"]
+    assert capsys.readouterr().out.count("validation accuracy") == 6
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["settings"]["validate"] and summary["validation"]["images"] == 14  # the tenths of 4 classes
+    assert all(row["measured_on"] == "validation images" for row in rows) and rows[-1]["step"] == 6 * (146 // 16)
+    assert summary["validation"]["accuracy"] == rows[-1]["accuracy"] and summary["validation"]["loss"] == rows[-1]["test_loss"]
+    call(monkeypatch, "evaluate", tmp_path / "run", "--device", "cpu")
+    assert f"accuracy {summary['accuracy']:.2%}" in capsys.readouterr().out
+    assert "validate = true" in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+def test_a_run_with_a_validation_split_resumes_bit_for_bit(tmp_path, monkeypatch):
+    options = ["--model", "tests.training.user_code:stopping", "--validate"]
+    assert optg("train", *SMALL, "--validate", folder=tmp_path / "whole").returncode == 0
+    stopped = [optg("train", *SMALL, *options, folder=tmp_path / "parts").returncode for _ in range(3)]
+    assert stopped[0] != 0
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all((tensor == parts[name]).all() for name, tensor in whole.items())
+    accuracies = [json.loads((tmp_path / name / "summary.json").read_text())["accuracy"] for name in ("whole", "parts")]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_runs_of_earlier_versions_continue_without_the_setting(undisturbed):
+    assert "validate" not in (undisturbed / "recipe.toml").read_text()
 
 
 def test_a_run_can_be_repeated_from_its_recipe(undisturbed, tmp_path):
@@ -113,11 +156,12 @@ def test_only_the_data_folder_of_a_run_may_change(tmp_path):
     after.recipe.lr = 0.3
     refuse_other_plan(after, folder)  # accepted: the folder has no results yet
     (folder.checkpoints / "step-000000001").mkdir(parents=True)
-    with pytest.raises(recipe.RecipeError, match=r"\(there: lr = 0.05; here: lr = 0.3\)"):
+    (folder.checkpoints / "step-000000001" / "values.json").touch()
+    with pytest.raises(recipe.RecipeError, match=r"\(the run: lr = 0.05; this command: lr = 0.3\)"):
         refuse_other_plan(after, folder)
     before.methods = {"optg": {"alpha": 1.0}}
     (tmp_path / "recipe.toml").write_text(recipe.dump(before))
-    with pytest.raises(recipe.RecipeError, match=r"\(there: \[methods.\"optg\"\], alpha = 1.0; here: –\)"):
+    with pytest.raises(recipe.RecipeError, match=r"\(the run: \[methods.\"optg\"\], alpha = 1.0; this command: –\)"):
         refuse_other_plan(Plan(before.recipe), folder)
 
 

@@ -3,7 +3,9 @@ import shutil
 import pytest
 import torch
 
+from optg.training.manifest import Manifest
 from optg.training.saved import SavedRun
+from tests.report.fake_runs import make_old
 
 
 @pytest.fixture
@@ -55,12 +57,72 @@ def test_an_unfinished_run_points_to_its_checkpoint(run):
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"classes": 0, "shape": [1, 8, 8]}', '{"classes": 4, "shape": "x"}'])
 def test_a_damaged_summary_is_named(run, content):
     (run / "summary.json").write_text(content)
-    with pytest.raises(ValueError, match=r"summary\.json is damaged, or from another version of optg"):
+    with pytest.raises(ValueError, match=r"summary\.json is damaged: it has .* bytes; manifest\.json lists"):
         SavedRun.open(run).model()
+    make_old(run)
+    with pytest.raises(ValueError, match=r"summary\.json is damaged(, or from another version of optg|: Expecting)"):
+        SavedRun.open(run).model()
+
+
+def test_an_impossible_shape_is_refused_before_memory_is_allocated(run):
+    make_old(run)
+    (run / "summary.json").write_text('{"classes": 4, "shape": [1, 100000, 100000]}')
+    with pytest.raises(ValueError, match=r"summary\.json states images of 1×100000×100000; expected at most 67,108,864"):
+        _ = SavedRun.open(run).shape
+
+
+@pytest.mark.parametrize("file", ["recipe.toml", "summary.json", "model.safetensors", "manifest.json"])
+def test_a_changed_bit_in_any_file_is_noticed(run, file):
+    size = (run / file).stat().st_size
+    for position in range(0, size, max(1, size // 40)):
+        content = bytearray((run / file).read_bytes())
+        content[position] ^= 1 << position % 8
+        (run / file).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{file} is damaged"):
+            SavedRun.open(run).model()
+        content[position] ^= 1 << position % 8
+        (run / file).write_bytes(content)
+    SavedRun.open(run).model()
+
+
+def test_a_run_of_an_older_version_opens_with_one_warning(run):
+    make_old(run)
+    with pytest.warns(UserWarning, match=r"has no manifest\.json: an older version wrote it") as caught:
+        SavedRun.open(run).model()
+    assert len(caught) == 1
+
+
+def test_a_lost_manifest_is_noticed(run):
+    (run / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"has lost its manifest\.json"):
+        SavedRun.open(run)
+
+
+def test_a_file_that_the_manifest_does_not_list_yet_is_unfinished(run):
+    manifest = Manifest.read(run)
+    del manifest.files["model.safetensors"]
+    manifest.write(run)
+    with pytest.raises(ValueError, match=r"has no model\.safetensors: the run has not finished"):
+        SavedRun.open(run).model()
+
+
+@pytest.mark.parametrize("name", ["step-5", "step-000000001.damaged", "step-000000001-copy"])
+def test_a_folder_named_almost_like_a_checkpoint_is_refused(run, name):
+    copy = shutil.copytree(newest(run), run / "checkpoints" / name)
+    with pytest.raises(ValueError, match="is neither the folder of a run"):
+        SavedRun.open(copy)
+
+
+def test_a_run_opened_as_the_current_folder_has_its_name(run, monkeypatch):
+    monkeypatch.chdir(run)
+    assert SavedRun.open(".").plan.name == "run"
 
 
 def test_damaged_weights_are_named(run):
     (run / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        SavedRun.open(run).model()
+    make_old(run)
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
         SavedRun.open(run).model()
     (newest(run) / "tensors.safetensors").write_bytes(b"damaged")

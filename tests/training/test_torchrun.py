@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from optg.training.verify import verify
 from tests.training.runs import ENVIRONMENT, ROOT, SMALL, masks, newest_step, optg
 
 
@@ -32,6 +33,10 @@ def two(tmp_path_factory) -> Path:
 def test_two_processes_end_with_the_masks_of_one(undisturbed, two, tmp_path):
     assert masks(two) == masks(undisturbed)
     assert masks(train_with_two(tmp_path / "fsdp", "fsdp")) == masks(undisturbed)
+
+
+def test_only_the_first_of_two_processes_writes(two):
+    assert {finding.state for finding in verify(two).findings} == {"whole"} and verify(two).is_fine
 
 
 def test_a_worker_that_dies_is_replaced_and_the_run_resumes(two, tmp_path):

@@ -6,15 +6,28 @@ have no side effects.
 """
 
 from optg.deploy.graph.capture import capture
-from optg.deploy.graph.interpret import check_inputs, dry_run, execute, fill_refs, freed_after, order_inputs, run_graph
+from optg.deploy.graph.interpret import (
+    check_inputs,
+    dry_run,
+    execute,
+    fill_refs,
+    freed_after,
+    one_line,
+    order_inputs,
+    run_graph,
+    run_node,
+)
+from optg.deploy.graph.limits import IMAGE, Limits
 from optg.deploy.graph.nodes import Graph, GraphError, Node, Ref, TensorKind, refs_in
 from optg.deploy.graph.operations import resolve
 from optg.deploy.graph.serialize import DTYPES, from_json, to_json
 
 __all__ = [
     "DTYPES",
+    "IMAGE",
     "Graph",
     "GraphError",
+    "Limits",
     "Node",
     "Ref",
     "TensorKind",
@@ -25,9 +38,11 @@ __all__ = [
     "fill_refs",
     "freed_after",
     "from_json",
+    "one_line",
     "order_inputs",
     "refs_in",
     "resolve",
     "run_graph",
+    "run_node",
     "to_json",
 ]

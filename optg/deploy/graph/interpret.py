@@ -1,17 +1,22 @@
 """Run a graph with torch's own operations, or dry-run it on the meta device to learn every shape."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from optg.deploy.graph.arguments import LARGEST_WINDOW
 from optg.deploy.graph.nodes import Graph, GraphError, Node, Ref, refs_in
-from optg.deploy.graph.operations import CREATION_OPS, SPLITTING_OPS, resolve
+from optg.deploy.graph.operations import CREATION_OPS, resolve
 from optg.deploy.graph.shapes import shape_of
 
 DEVICE = ""  # key of the device among the values; no value may have this name
+Compute = Callable[[str, Any, dict[str, Any]], Any]  # computes an operation from its arguments
+
+
+def call(op: str, args: Any, named: dict[str, Any]) -> Any:
+    return resolve(op)(*args, **named)
 
 
 def run_graph(graph: Graph, *inputs: Tensor, tensors: dict[str, Tensor] | None = None) -> Any:
@@ -32,7 +37,7 @@ def order_inputs(graph: Graph, inputs: tuple[Tensor, ...], named: dict[str, Tens
 
 
 def check_inputs(graph: Graph, inputs: Sequence[Tensor]) -> int:
-    """Raise GraphError unless the inputs have the graph's shapes. Return the batch size."""
+    """Raise GraphError unless the inputs have the graph's shapes and the batch is within its limits. Return the batch size."""
     if len(inputs) != len(graph.inputs):
         raise GraphError(f"got {len(inputs)} inputs; expected {len(graph.inputs)}: {', '.join(graph.inputs)}")
     for name, value, shape in zip(graph.inputs, inputs, graph.shapes):
@@ -45,7 +50,10 @@ def check_inputs(graph: Graph, inputs: Sequence[Tensor]) -> int:
     if any(m != batches[0] for m in batches[1:]):  # not a set: during an export, that would make the symbolic size a constant
         sizes = " and ".join(map(str, sorted(set(batches))))
         raise GraphError(f"the inputs have batches of {sizes}; expected one size for all")
-    return batches[0] if batches else next((shape[0] or 0 for shape in graph.shapes if shape), 1)
+    batch = batches[0] if batches else next((shape[0] or 0 for shape in graph.shapes if shape), 1)
+    if graph.limits is not None and type(batch) is int:  # it is symbolic during an export
+        graph.limits.check_batch(graph, batch)
+    return batch
 
 
 def execute(
@@ -54,7 +62,7 @@ def execute(
     tensors: dict[str, Tensor],
     on_value: Callable[[Node, Any], None] = lambda node, value: None,
     freed: dict[str, list[str]] | None = None,
-    compute: Callable[[str, Any, dict[str, Any]], Any] = lambda op, args, named: resolve(op)(*args, **named),
+    compute: Compute = call,
 ) -> Any:
     """Run the nodes on the inputs' device and free each value after its last use.
 
@@ -66,32 +74,31 @@ def execute(
     values: dict[str, Any] = {**tensors, **dict(zip(graph.inputs, inputs)), DEVICE: inputs[0].device}
     freed = freed_after(graph) if freed is None else freed
     for node in graph.nodes:
-        try:
-            named = fill_refs(node.kwargs, values) if node.kwargs else {}
-            if node.op in CREATION_OPS:
-                named["device"] = values[DEVICE]
-            args = fill_refs(node.args, values)
-            if node.op in SPLITTING_OPS and count_pieces(node.op, args, named) > LARGEST_WINDOW:
-                raise ValueError(f"splits a tensor of {tuple(args[0].shape)} into more than {LARGEST_WINDOW} pieces")
-            value = compute(node.op, args, named)
-        except Exception as error:  # torch raises many types for wrong arguments
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise GraphError(f"node {node.name} ({node.op}) failed: {reason}") from error
-        values[node.name] = value
+        values[node.name] = value = run_node(node, values, compute)
         on_value(node, value)
         for name in freed.get(node.name, ()):
             del values[name]
     return fill_refs(graph.outputs, values)
 
 
-def count_pieces(op: str, args: Sequence[Any], named: dict[str, Any]) -> int:
-    """Return an upper bound on the number of tensors that a split produces."""
-    tensor, how, dim = [*args, 0, 0][:3]
-    if "chunk" in op:
-        return int(named.get("chunks", how))
-    if isinstance(how, (list, tuple)):
-        return len(how)
-    return int(tensor.shape[named.get("dim", how if "unbind" in op else dim)])
+def run_node(node: Node, values: dict[str, Any], compute: Compute = call) -> Any:
+    """Return a node's result. Raise GraphError with one line if its arguments do not fit, or if memory runs out."""
+    try:
+        named = fill_refs(node.kwargs, values) if node.kwargs else {}
+        if node.op in CREATION_OPS and DEVICE in values:
+            named["device"] = values[DEVICE]
+        return compute(node.op, fill_refs(node.args, values), named)
+    except GraphError as error:
+        raise GraphError(f"node {node.name} ({node.op}): {error}") from None
+    except Exception as error:  # torch raises many types for wrong arguments
+        raise GraphError(f"node {node.name} ({node.op}) failed: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error. torch reports missing memory with its own source lines: say only how much."""
+    if found := re.search(r"tried to allocate (\d+) bytes", str(error)):
+        return f"not enough memory for {int(found[1]):,} bytes"
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def freed_after(graph: Graph) -> dict[str, list[str]]:
@@ -119,17 +126,33 @@ def fill_refs(value: Any, values: dict[str, Any]) -> Any:
     return values.get(DEVICE, value) if kind is torch.device else value
 
 
-def dry_run(graph: Graph, batch: int = 1) -> dict[str, Any]:
-    """Return every node's result for a batch of this size as meta tensors, which have shapes but no memory."""
+def dry_run(
+    graph: Graph,
+    batch: int = 1,
+    check: Callable[[str, Any, dict[str, Any]], None] | None = None,
+    on_value: Callable[[Node, Any], None] = lambda node, value: None,
+) -> dict[str, Any]:
+    """Return every node's result for a batch of this size as meta tensors, which have shapes but no memory.
+
+    Args:
+        check: called with every operation and its arguments, before the operation.
+        on_value: called with every node and its result.
+    """
     results: dict[str, Any] = {}
     shapes = [tuple(batch if n is None else n for n in shape) for shape in graph.shapes]
     inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, graph.dtypes)]
     tensors = {name: tensor.to("meta") for name, tensor in graph.tensors.items()}
 
     def compute(op: str, args: Any, named: dict[str, Any]) -> Any:
+        if check is not None:
+            check(op, args, named)
         known = shape_of(op, args, named)
-        return resolve(op)(*args, **named) if known is None else known
+        return call(op, args, named) if known is None else known
+
+    def keep(node: Node, value: Any) -> None:
+        results[node.name] = value
+        on_value(node, value)
 
     with torch.no_grad():
-        execute(graph, inputs, tensors, lambda node, value: results.update({node.name: value}), compute=compute)
+        execute(graph, inputs, tensors, keep, compute=compute)
     return results

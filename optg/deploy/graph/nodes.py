@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from optg.deploy.graph.limits import Limits
 
 TensorKind = Literal["parameter", "buffer", "constant"]  # constants are not part of the state_dict
 TENSOR_KINDS: tuple[TensorKind, ...] = ("parameter", "buffer", "constant")
@@ -19,6 +22,12 @@ def require(condition: bool, problem: str) -> None:
     """Raise GraphError unless the condition holds."""
     if not condition:
         raise GraphError(problem)
+
+
+def shorten(value: Any) -> str:
+    """Return a value of a file for an error message."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Graph:
     tensors: dict[str, Tensor]  # on the CPU; a shared tensor appears once, under its first name in the state_dict
     kinds: dict[str, TensorKind]  # one per tensor
     aliases: dict[str, str] = field(default_factory=dict)  # other state_dict names of shared tensors -> first name
+    limits: "Limits | None" = None  # on the memory and the work of a call; None: the graph does not come from a file
 
     @property
     def dynamic(self) -> bool:

@@ -1,14 +1,174 @@
-"""Operations by name: how to look them up in torch, and which of them a packed file may use."""
+"""The operations that a packed file may use, and the domain of each of their arguments.
+
+These are the operations that exported models of torchvision, timm and transformers use. They compute values from values:
+none of them reads files, draws random numbers, or returns a shape that depends on data. Operations that crash on some values,
+such as the division of integers, are absent or limited to floats.
+"""
 
 import math
 import operator
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+# Operations of torch.ops.aten with these arguments. `domains.py` says what each domain accepts; `?` also accepts None, and `*`
+# is a list. An argument that is not listed may not be given.
+OPERATIONS = {
+    # products and convolutions
+    "conv1d.default conv2d.default": (
+        "input=float weight=float bias=float? stride=steps padding=padding dilation=steps groups=count"
+    ),
+    "conv2d.padding": "input=float weight=float bias=float? stride=steps padding=same dilation=steps groups=count",
+    "convolution.default": (
+        "input=float weight=float bias=float? stride=steps padding=padding dilation=steps transposed=no "
+        "output_padding=padding groups=count"
+    ),
+    "conv_transpose2d.input": (
+        "input=float weight=float bias=float? stride=steps padding=padding output_padding=padding groups=count dilation=steps"
+    ),
+    "linear.default": "input=float weight=float bias=float?",
+    "matmul.default": "self=float other=float",
+    "mm.default bmm.default": "self=float mat2=float",
+    "addmm.default": "self=float mat1=float mat2=float beta=number alpha=number",
+    "baddbmm.default": "self=float batch1=float batch2=float beta=number alpha=number",
+    "einsum.default": "equation=equation tensors=pair",
+    "scaled_dot_product_attention.default": (
+        "query=float key=float value=float attn_mask=real? dropout_p=zero is_causal=bool scale=number? enable_gqa=bool"
+    ),
+    # norms
+    "batch_norm.default": (
+        "input=float weight=float? bias=float? running_mean=float? running_var=float? training=bool momentum=number eps=number "
+        "cudnn_enabled=bool"
+    ),
+    "layer_norm.default": "input=float normalized_shape=sizes weight=float? bias=float? eps=number cudnn_enable=bool",
+    "native_layer_norm.default": "input=float normalized_shape=sizes weight=float? bias=float? eps=number",
+    "rms_norm.default": "input=float normalized_shape=sizes weight=float? eps=number?",
+    "group_norm.default": "input=float num_groups=count weight=float? bias=float? eps=number cudnn_enabled=bool",
+    # pooling and resizing
+    "max_pool2d.default max_pool2d_with_indices.default": (
+        "self=float kernel_size=steps stride=stride padding=padding dilation=steps ceil_mode=bool"
+    ),
+    "avg_pool1d.default": "self=float kernel_size=steps stride=stride padding=padding ceil_mode=bool count_include_pad=bool",
+    "avg_pool2d.default": (
+        "self=float kernel_size=steps stride=stride padding=padding ceil_mode=bool count_include_pad=bool "
+        "divisor_override=count?"
+    ),
+    "adaptive_avg_pool1d.default adaptive_avg_pool2d.default _adaptive_avg_pool2d.default adaptive_max_pool2d.default": (
+        "self=float output_size=steps"
+    ),
+    "upsample_nearest2d.vec": "input=float output_size=steps? scale_factors=scales?",
+    "upsample_bilinear2d.vec upsample_bicubic2d.vec": (
+        "input=float output_size=steps? align_corners=bool scale_factors=scales?"
+    ),
+    "pixel_shuffle.default": "self=float upscale_factor=count",
+    "im2col.default": "self=float kernel_size=steps dilation=steps padding=padding stride=steps",
+    # activations
+    "relu6.default hardsigmoid.default hardswish.default silu.default mish.default": "self=float",
+    "relu.default sigmoid.default tanh.default": "self=real",
+    "gelu.default": "self=float approximate=gelu",
+    "hardtanh.default": "self=float min_val=number max_val=number",
+    "leaky_relu.default": "self=float negative_slope=number",
+    "elu.default": "self=float alpha=number scale=number input_scale=number",
+    "softplus.default": "self=float beta=number threshold=number",
+    "prelu.default": "self=float weight=float",
+    "softmax.int log_softmax.int": "self=float dim=dim dtype=dtype?",
+    "_softmax.default _log_softmax.default": "self=float dim=dim half_to_float=no",
+    # arithmetic
+    "add.Tensor sub.Tensor": "self=operand other=operand alpha=number",
+    "mul.Tensor div.Tensor multiply.Tensor": "self=operand other=operand",
+    "addcmul.default": "self=real tensor1=real tensor2=real value=number",
+    "div.Tensor_mode": "self=float other=operand rounding_mode=floor",
+    "rsub.Scalar": "self=real other=number alpha=number",
+    "pow.Tensor_Scalar": "self=real exponent=number",
+    "pow.Tensor_Tensor": "self=float exponent=float",
+    "pow.Scalar": "self=number exponent=float",
+    "neg.default abs.default square.default reciprocal.default sqrt.default rsqrt.default exp.default log.default": "self=real",
+    "sin.default cos.default erf.default floor.default ceil.default": "self=real",
+    "clamp.default": "self=real min=number? max=number?",
+    "clamp_min.default": "self=real min=number",
+    "maximum.default minimum.default min.other": "self=real other=real",
+    # comparisons and masks
+    "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar": "self=real other=number",
+    "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor": "self=real other=real",
+    "bitwise_and.Tensor bitwise_or.Tensor __and__.Tensor __or__.Tensor": "self=mask other=mask",
+    "bitwise_not.default logical_not.default": "self=mask",
+    "masked_fill.Scalar": "self=real mask=mask value=number",
+    "where.self": "condition=mask self=real other=real",
+    "where.ScalarOther": "condition=mask self=real other=number",
+    "where.ScalarSelf": "condition=mask self=number other=real",
+    # reductions
+    "mean.dim": "self=float dim=dims? keepdim=bool dtype=dtype?",
+    "linalg_vector_norm.default": "self=float ord=number dim=dims? keepdim=bool dtype=dtype?",
+    "sum.dim_IntList": "self=real dim=dims? keepdim=bool dtype=dtype?",
+    "amax.default amin.default": "self=real dim=dims keepdim=bool",
+    "max.dim argmax.default": "self=real dim=dim keepdim=bool",
+    "var.correction std.correction": "self=float dim=dims? correction=number? keepdim=bool",
+    "var.dim std.dim": "self=float dim=dims? unbiased=bool keepdim=bool",
+    "cumsum.default": "self=real dim=dim dtype=dtype?",
+    # shapes
+    "reshape.default": "self=real shape=extents",
+    "view.default _unsafe_view.default": "self=real size=extents",
+    "flatten.using_ints": "self=real start_dim=dim end_dim=dim",
+    "unflatten.int": "self=real dim=dim sizes=extents",
+    "squeeze.default t.default": "self=real",
+    "squeeze.dim unsqueeze.default unbind.int sym_size.int": "self=real dim=dim",
+    "squeeze.dims": "self=real dim=dims",
+    "permute.default flip.default": "self=real dims=dims",
+    "transpose.int": "self=real dim0=dim dim1=dim",
+    "swapaxes.default": "self=real axis0=dim axis1=dim",
+    "expand.default": "self=real size=extents implicit=bool",
+    "expand_as.default reshape_as.default type_as.default": "self=real other=real",
+    "repeat.default": "self=real repeats=extents",
+    "tile.default": "self=real dims=extents",
+    "repeat_interleave.self_int": "self=real repeats=count dim=dim?",
+    "contiguous.default clone.default": "self=real memory_format=format?",
+    "cat.default stack.default": "tensors=real* dim=dim",
+    "chunk.default": "self=real chunks=count dim=dim",
+    "split.Tensor": "self=real split_size=count dim=dim",
+    "split_with_sizes.default": "self=real split_sizes=sizes dim=dim",
+    "roll.default": "self=real shifts=shifts dims=dims",
+    "pad.default": "self=real pad=border mode=edge value=number?",
+    "constant_pad_nd.default": "self=real pad=border value=number",
+    # parts of a tensor
+    "select.int": "self=real dim=dim index=position",
+    "slice.Tensor": "self=real dim=dim start=position? end=position? step=count",
+    "select_scatter.default": "self=real src=real dim=dim index=position",
+    "slice_scatter.default": "self=real src=real dim=dim start=position? end=position? step=count",
+    "unfold.default": "self=real dimension=dim size=count step=count",
+    "index.Tensor": "self=real indices=index?*",
+    "index_select.default gather.default": "self=real dim=dim index=index",
+    "embedding.default": "weight=float indices=index padding_idx=position",
+    "copy.default": "self=real src=real",
+    "fill.Tensor": "self=real value=real",
+    "fill.Scalar": "self=real value=number",
+    "zero.default": "self=real",
+    # new tensors and dtypes
+    "arange.default": "end=bound dtype=dtype? device=device",
+    "arange.start": "start=bound end=bound dtype=dtype? device=device",
+    "arange.start_step": "start=bound end=bound step=count dtype=dtype? device=device",
+    "zeros.default ones.default": "size=sizes dtype=dtype? device=device",
+    "full.default": "size=sizes fill_value=number dtype=dtype? device=device",
+    "eye.m": "n=count m=count dtype=dtype? device=device",
+    "meshgrid.indexing": "tensors=real* indexing=indexing",
+    "new_zeros.default new_ones.default": "self=real size=sizes dtype=dtype?",
+    "zeros_like.default ones_like.default": "self=real dtype=dtype? memory_format=format?",
+    "full_like.default": "self=real fill_value=number dtype=dtype? memory_format=format?",
+    "_to_copy.default": "self=real dtype=dtype? non_blocking=bool memory_format=format?",
+    "to.dtype to.dtype_layout": "self=real dtype=dtype? non_blocking=bool copy=bool memory_format=format?",
+    "to.device": "self=real device=device dtype=dtype non_blocking=bool copy=bool memory_format=format?",
+}
+DOMAINS_OF: dict[str, dict[str, str]] = {
+    f"aten.{name}": dict(argument.split("=") for argument in arguments.split())
+    for names, arguments in OPERATIONS.items()
+    for name in names.split()
+}
+CREATION_OPS = {  # make a tensor from no tensor
+    f"aten.{name}.{overload}"
+    for name in ("arange", "eye", "full", "ones", "scalar_tensor", "zeros")
+    for overload in getattr(torch.ops.aten, name).overloads()
+}
 
 
 def numbers_only(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,32 +206,10 @@ PYTHON_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "math.trunc": numbers_only(math.trunc),
 }
 
-# The aten operations a packed file may use, in any overload that does not mutate its arguments. None of them reads files,
-# draws random numbers, or accesses memory by address.
-PERMITTED_ATEN = frozenset(
-    """
-    _adaptive_avg_pool2d _log_softmax _safe_softmax _softmax _to_copy _unsafe_view abs acos adaptive_avg_pool1d
-    adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d add addcdiv addcmul addmm addmv all amax
-    amin any arange argmax argmin argsort asin atan atan2 atleast_1d atleast_2d atleast_3d avg_pool1d avg_pool2d avg_pool3d
-    baddbmm batch_norm bitwise_and bitwise_not bitwise_or bitwise_xor bmm broadcast_to cat ceil celu channel_shuffle chunk
-    clamp clamp_max clamp_min clip clone column_stack constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d
-    conv_transpose2d convolution copy cos cosh cosine_similarity cumprod cumsum diagonal div dot einsum elu embedding eq erf
-    exp expand expand_as expm1 eye fill flatten flip floor floor_divide fmod frobenius_norm full full_like gather ge gelu glu
-    grid_sampler grid_sampler_2d group_norm gt hardshrink hardsigmoid hardswish hardtanh hstack im2col index index_put
-    index_select inner instance_norm isclose isfinite isinf isnan layer_norm le leaky_relu lerp linalg_norm linalg_vector_norm
-    linear log log10 log1p log2 log_sigmoid log_softmax logaddexp logical_and logical_not logical_or logical_xor logit
-    logsumexp lt masked_fill matmul max max_pool1d max_pool2d max_pool2d_with_indices max_pool3d maximum mean meshgrid min
-    minimum mish mm moveaxis movedim mul mv nan_to_num narrow native_group_norm native_layer_norm ne neg new_full new_ones
-    new_zeros norm numpy_T ones ones_like outer pad permute pixel_shuffle pixel_unshuffle pow prelu prod reciprocal
-    reflection_pad1d reflection_pad2d relu relu6 remainder repeat repeat_interleave replication_pad1d replication_pad2d reshape
-    reshape_as rms_norm roll round rsqrt rsub scalar_tensor scaled_dot_product_attention scatter select select_scatter selu
-    sigmoid sign silu sin sinh slice slice_scatter softmax softplus softshrink sort split split_with_sizes sqrt square squeeze
-    stack std std_mean sub sum swapaxes sym_numel sym_size sym_stride t take_along_dim tan tanh tensordot threshold tile to
-    topk transpose tril triu true_divide type_as unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze upsample_bicubic2d
-    upsample_bilinear2d upsample_nearest1d upsample_nearest2d var var_mean view view_as vstack where zeros zeros_like
-    """.split()  # noqa: SIM905
-)
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+def is_permitted(op: str) -> bool:
+    """Return whether a packed file may use this operation."""
+    return op in DOMAINS_OF or op in PYTHON_FUNCTIONS
 
 
 @cache
@@ -81,24 +219,3 @@ def resolve(op: str) -> Callable[..., Any]:
         return PYTHON_FUNCTIONS[op]
     namespace, name, overload = op.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
-def is_permitted(op: str) -> bool:
-    """Return whether a packed file may use this operation. The name is checked before anything is looked up in torch."""
-    if op in PYTHON_FUNCTIONS:
-        return True
-    parts = op.split(".")
-    if len(parts) != 3 or parts[0] != "aten" or parts[1] not in PERMITTED_ATEN or not IDENTIFIER.fullmatch(parts[2]):
-        return False
-    found = getattr(getattr(torch.ops.aten, parts[1]), parts[2], None)
-    if not isinstance(found, OpOverload) or found._schema.is_mutable:
-        return False
-    return torch._C._dispatch_has_kernel(found.name())  # excludes TorchScript's overloads for strings and lists
-
-
-def all_overloads(*names: str) -> frozenset[str]:
-    return frozenset(f"aten.{name}.{overload}" for name in names for overload in getattr(torch.ops.aten, name).overloads())
-
-
-CREATION_OPS = all_overloads("arange", "eye", "full", "ones", "scalar_tensor", "zeros")  # make a tensor from no tensor
-SPLITTING_OPS = all_overloads("chunk", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split")

@@ -1,16 +1,21 @@
 """Convert a graph to data that JSON can hold, and back. Reading checks every field and trusts none."""
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from optg.deploy.graph.arguments import INT64_MAX, check_arguments
+from optg.deploy.graph.domains import MOST_DIMENSIONS
 from optg.deploy.graph.interpret import DEVICE
-from optg.deploy.graph.nodes import TENSOR_KINDS, Graph, GraphError, Node, Ref, check_outputs, refs_in, require
+from optg.deploy.graph.limits import NAMES, NODES, Limits
+from optg.deploy.graph.nodes import TENSOR_KINDS, Graph, GraphError, Node, Ref, check_outputs, refs_in, require, shorten
 from optg.deploy.graph.operations import is_permitted
 
+INT64_MAX = 2**63 - 1
+LONGEST_NAME = 1000
+DEEPEST = 64  # modules in the name of a tensor
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -83,7 +88,7 @@ def decode_argument(value: Any) -> Any:
         return tuple(decode_argument(v) for v in inner)
     if tag == "dict" and type(inner) is dict:
         return {k: decode_argument(v) for k, v in inner.items()}
-    require(type(inner) is str, f"graph: an argument has the tag {tag!r} with a value of the wrong type")
+    require(type(inner) is str, f"graph: an argument has the tag {shorten(tag)} with a value of the wrong type")
     if tag == "ref":
         return Ref(inner)
     choices: dict[str, dict[str, Any]] = {
@@ -92,36 +97,47 @@ def decode_argument(value: Any) -> Any:
         "device": {"cpu": torch.device("cpu")},
         "float": {text: float(text) for text in ("inf", "-inf", "nan")},
     }
-    require(
-        tag in choices and inner in choices[tag], f"graph: an argument has the tag {tag!r} with the unknown value {inner!r}"
-    )
+    known = tag in choices and inner in choices[tag]
+    require(known, f"graph: an argument has the tag {shorten(tag)} with the unknown value {shorten(inner)}")
     return choices[tag][inner]
 
 
-def from_json(data: Any, tensors: dict[str, Tensor]) -> Graph:
-    """Return the graph with these tensors. Raise GraphError for anything that `to_json` does not produce."""
+def from_json(data: Any, tensors: dict[str, Tensor], limits: Limits | None = None) -> Graph:
+    """Return the graph with these tensors, which may be meta tensors.
+
+    Raise GraphError for anything that `to_json` does not produce, and for anything above the limits.
+    """
+    limits = limits or Limits()
     require(type(data) is dict and sorted(data) == sorted(FIELDS), f"graph: expected exactly the fields {', '.join(FIELDS)}")
     kinds, aliases = data["kinds"], data["aliases"]
-    check_tensor_names(kinds, aliases, tensors)
+    check_tensor_names(kinds, aliases, tensors, limits)
     names = Names(set(tensors), set(aliases))
     inputs, dtypes, shapes = parse_inputs(data["inputs"], names)
-    nodes = parse_nodes(data["nodes"], names)
+    nodes = parse_nodes(data["nodes"], names, limits)
     outputs = decode_argument(data["outputs"])
     check_outputs(outputs)
     returned = set(refs_in(outputs))
     require(bool(returned) and returned <= names.known, 'graph: "outputs" must refer to values of the graph')
-    return Graph(inputs, shapes, dtypes, nodes, outputs, dict(tensors), kinds, aliases)
+    graph = Graph(inputs, shapes, dtypes, nodes, outputs, dict(tensors), kinds, aliases, limits)
+    limits.check_batch(graph, 1)
+    return graph
 
 
-def check_tensor_names(kinds: Any, aliases: Any, tensors: dict[str, Tensor]) -> None:
+def check_tensor_names(kinds: Any, aliases: Any, tensors: dict[str, Tensor], limits: Limits) -> None:
     require(type(kinds) is dict and set(kinds) == set(tensors), 'graph: "kinds" must have one entry for each tensor')
     require(all(kind in TENSOR_KINDS for kind in kinds.values()), f"graph: a tensor's kind must be one of {TENSOR_KINDS}")
     require(
         type(aliases) is dict and all(type(a) is str and kinds.get(a, "constant") != "constant" for a in aliases.values()),
         'graph: "aliases" must map names to names of parameters and buffers',
     )
+    limits.require(len(tensors) + len(aliases), NAMES, "the graph has … tensors and aliases")
+    modules: set[str] = set()
     for name in (*tensors, *aliases):
-        require(name.isprintable() and all(name.split(".")), f"graph: {name!r} is not a valid tensor name")
+        *path, key = name.split(".")
+        valid = len(name) <= LONGEST_NAME and len(path) <= DEEPEST and name.isprintable() and all((*path, key))
+        require(valid, f"graph: {shorten(name)} is not a valid tensor name")
+        modules.update(accumulate(path, "{}.{}".format))
+        limits.require(len(modules), NAMES, "the names of tensors and aliases contain … modules")
     require(not set(aliases) & set(tensors), "graph: an alias has the name of a tensor")
 
 
@@ -134,8 +150,9 @@ class Names:
 
     def define(self, name: Any) -> str:
         """Add the name of a new value, or raise GraphError."""
-        require(type(name) is str and name != DEVICE and name.isprintable(), f"graph: {name!r} is not a valid name")
-        require(name not in self.known and name not in self.aliases, f"graph: the name {name!r} is used twice")
+        valid = type(name) is str and name != DEVICE and len(name) <= LONGEST_NAME and name.isprintable()
+        require(valid, f"graph: {shorten(name)} is not a valid name")
+        require(name not in self.known and name not in self.aliases, f"graph: the name {shorten(name)} is used twice")
         self.known.add(name)
         return name
 
@@ -148,25 +165,27 @@ def parse_inputs(entries: Any, names: Names) -> tuple[list[str], list[torch.dtyp
         name, dtype, shape = entry
         inputs.append(names.define(name))
         require(type(dtype) is str and dtype in DTYPES, f"graph: input {name} has an unknown dtype")
-        valid = type(shape) is list and all(n is None or (type(n) is int and 0 <= n <= INT64_MAX) for n in shape)
+        valid = type(shape) is list and len(shape) <= MOST_DIMENSIONS
+        valid = valid and all(n is None or (type(n) is int and 0 <= n <= INT64_MAX) for n in shape)
         require(valid, f"graph: input {name} has an invalid shape; expected a list of sizes, null for the batch")
         shapes.append(tuple(shape))
         dtypes.append(DTYPES[dtype])
     return inputs, dtypes, shapes
 
 
-def parse_nodes(entries: Any, names: Names) -> list[Node]:
+def parse_nodes(entries: Any, names: Names, limits: Limits) -> list[Node]:
     nodes = []
     require(type(entries) is list, 'graph: "nodes" must be a list')
+    limits.require(len(entries), NODES, "the graph has … nodes")
     for entry in entries:
         require(type(entry) is list and len(entry) == 4, "graph: a node must be [name, operation, arguments, named arguments]")
         name, op, args, kwargs = entry
-        require(type(op) is str and is_permitted(op), f"node {name!r}: operation {op!r} is not permitted in a packed file")
-        require(type(args) is list and type(kwargs) is dict, f"node {name!r}: expected a list and a dict of arguments")
+        label = f"node {shorten(name)}"
+        require(type(op) is str and is_permitted(op), f"{label}: operation {shorten(op)} is not permitted in a packed file")
+        require(type(args) is list and type(kwargs) is dict, f"{label}: expected a list and a dict of arguments")
         node = Node(name, op, tuple(decode_argument(args)), {k: decode_argument(v) for k, v in kwargs.items()})
-        check_arguments(node)
         for used in refs_in((node.args, node.kwargs)):
-            require(used in names.known, f"node {name!r}: uses {used!r}, which is not defined before it")
+            require(used in names.known, f"{label}: uses {shorten(used)}, which is not defined before it")
         nodes.append(node)
         names.define(name)
     return nodes

@@ -8,9 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from torch import Tensor
-
-from optg.deploy.graph import Graph, GraphError, dry_run, from_json, to_json
+from optg.deploy.graph import IMAGE, Graph, GraphError, Limits, from_json, to_json
 from optg.deploy.packed.checks import PackedError, require
 from optg.deploy.packed.header import About, parse_about, parse_json
 from optg.deploy.packed.model import PackedModel
@@ -24,13 +22,12 @@ HEADER_FIELDS = {"graph", "tensors", "about", "sha256"}
 
 # Limits on what a file may unpack to. A model with 99.9 % zeros is up to 1,000 times larger than its file.
 LARGEST_RATIO, ALWAYS_ALLOWED = 1024, 2**28
-LARGEST_RESULT = 2**30  # bytes of one intermediate result for one image
 
 
 def write_packed(path: Path, graph: Graph, about: About, values: Values = "float32") -> int:
     """Write a packed file atomically, after checking that it is read back correctly. Return its size in bytes."""
     content = pack(graph, about, values)
-    read_back = unpack(content).graph
+    read_back = unpack(content, Limits(float("inf"))).graph
     for name, tensor in graph.tensors.items():
         if not same_bits(read_back.tensors[name], round_as_stored(tensor, graph.kinds[name], values)):
             raise AssertionError(f"{name} was not read back as it was written")
@@ -57,19 +54,27 @@ def pack(graph: Graph, about: About, values: Values = "float32") -> bytes:
     return PREFIX.pack(MAGIC, VERSION, len(text), hashlib.sha256(text).digest()) + text + body
 
 
-def load(path: str | Path) -> PackedModel:
-    """Return the model in a packed file. Raise PackedError if any of the file's contents fails a check."""
+def load(path: str | Path, *, limits: float | None = None) -> PackedModel:
+    """Return the model in a packed file. Raise PackedError if any of the file's contents fails a check.
+
+    Args:
+        limits: multiply the limits on memory, work and sizes by this factor, for a large model that you trust. By default
+            $OPTG_LIMITS, or 1.
+    """
     path = Path(path)
     if path.is_dir():
         raise PackedError(f"{path} is a folder; expected a packed file as written by `optg export`")
     try:
-        return unpack(path.read_bytes())
+        return unpack(path.read_bytes(), Limits.of(limits))
+    except MemoryError:
+        raise PackedError(f"{path}: not enough memory to load the model") from None
     except (GraphError, PackedError) as error:
         raise PackedError(f"{path}: {error}") from None
 
 
-def unpack(content: bytes) -> PackedModel:
+def unpack(content: bytes, limits: Limits | None = None) -> PackedModel:
     """Return the model in the bytes of a packed file."""
+    limits = (limits or Limits()).for_file(len(content))
     require(sys.byteorder == "little", "packed files can only be read on little-endian machines")
     require(content[: len(MAGIC)] == MAGIC, "not a packed model: the first bytes differ")
     require(len(content) >= PREFIX.size, "the file is truncated in its first bytes")
@@ -83,27 +88,19 @@ def unpack(content: bytes) -> PackedModel:
     complete = type(header) is dict and set(header) == HEADER_FIELDS
     require(complete, f"the header must have exactly the fields {', '.join(sorted(HEADER_FIELDS))}")
     about = parse_about(header["about"])
-    rows = parse_table(header["tensors"], len(body), max(ALWAYS_ALLOWED, LARGEST_RATIO * len(content)))
+    limits.require(4 * math.prod(about.shape), IMAGE, "an image of the header's shape takes … bytes")
+    rows = parse_table(header["tensors"], len(body))
+    unpacked = sum(row.size * row.dtype.itemsize for row in rows)
+    limits.require(unpacked, max(ALWAYS_ALLOWED, LARGEST_RATIO * len(content)), "the tensors would unpack to … bytes")
+    total = sum(row.length for row in rows)
+    require(total == len(body), f"the tensors take {total:,} bytes, but {len(body):,} follow the header")
     require(header["sha256"] == hashlib.sha256(body).hexdigest(), "the tensors are damaged: their checksum differs")
-    tensors, start = {}, 0
-    for row in rows:
-        tensors[row.name] = row.unpack_blob(body[start : start + row.length])
-        start += row.length
     try:
-        graph = from_json(header["graph"], tensors)
-        check_result_sizes(graph)
+        graph = from_json(header["graph"], {row.name: row.without_memory() for row in rows}, limits)
     except RecursionError:
         raise PackedError("the graph's arguments are nested too deeply") from None
+    start = 0
+    for row in rows:
+        graph.tensors[row.name] = row.unpack_blob(body[start : start + row.length])
+        start += row.length
     return PackedModel(graph, about)
-
-
-def check_result_sizes(graph: Graph) -> None:
-    """Dry-run the graph for one image: every operation must fit its arguments, and no result may be too large."""
-    for name, shape, dtype in zip(graph.inputs, graph.shapes, graph.dtypes):
-        size = math.prod(n or 1 for n in shape) * dtype.itemsize
-        require(len(shape) <= 24 and size <= LARGEST_RESULT, f"input {name!r} would take {size:,} bytes for one image")
-    for name, value in dry_run(graph).items():
-        for part in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(part, Tensor):
-                size = part.numel() * part.element_size()
-                require(size <= LARGEST_RESULT, f"node {name!r} would produce {size:,} bytes for one image")

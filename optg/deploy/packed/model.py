@@ -15,13 +15,14 @@ class PackedModel(nn.Module):
     def __init__(self, graph: Graph, about: About) -> None:
         super().__init__()
         self.about = about
-        self._graph = replace(graph, tensors={})
+        self._graph = replace(graph, tensors={name: tensor.to("meta") for name, tensor in graph.tensors.items()})
         self._freed = freed_after(graph)
-        for name, tensor in graph.tensors.items():
-            kind = graph.kinds[name]
-            value = nn.Parameter(tensor, tensor.is_floating_point()) if kind == "parameter" else tensor
-            for known in (name, *(alias for alias, first in graph.aliases.items() if first == name)):
-                self._register(known, value, kind)
+        values = {
+            name: nn.Parameter(tensor, tensor.is_floating_point()) if graph.kinds[name] == "parameter" else tensor
+            for name, tensor in graph.tensors.items()
+        }
+        for known, name in {**{name: name for name in values}, **graph.aliases}.items():
+            self._register(known, values[name], graph.kinds[name])
         self.eval()
 
     def _register(self, name: str, tensor: Tensor, kind: str) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from optg.files import atomic_file
 from optg.training.loggers.base import Logger
 
 
@@ -16,7 +17,8 @@ class MLflow(Logger):
         known = file.read_text().strip() if file.exists() else None
         self.id = mlflow.start_run(run_id=known, run_name=None if known else run).info.run_id
         if not known:
-            file.write_text(self.id)
+            with atomic_file(file) as new:
+                new.write(self.id.encode())
             mlflow.log_params(settings)
         history = mlflow.MlflowClient().get_metric_history(self.id, "loss") if known else []
         self.last = max((point.step for point in history), default=0)  # the last epoch that MLflow has

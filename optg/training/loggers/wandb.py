@@ -4,6 +4,7 @@ import os
 from typing import Any
 from uuid import uuid4
 
+from optg.files import atomic_file
 from optg.training.loggers.base import Logger
 
 
@@ -16,7 +17,8 @@ class WandB(Logger):
 
         file = self.folder / "wandb-run-id"
         if not file.exists():
-            file.write_text(uuid4().hex[:8])
+            with atomic_file(file) as new:
+                new.write(uuid4().hex[:8].encode())
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "optg"),
             name=run,

@@ -71,10 +71,10 @@ def test_every_field_of_the_header_is_checked() -> None:
     assert_refused(lambda h: h["about"].update(mean=[0.0, 1.0]), '"mean" must be null or one number for each of 1 channels')
     assert_refused(lambda h: h["about"].update(labels=["a", "b\x1b[31m", "c"]), '"labels" must be null or one name')
     assert_refused(lambda h: h["about"]["origin"].update(x=[1]), '"origin" must map names to plain values')
-    assert_refused(lambda h: h["graph"]["inputs"][0].__setitem__(2, [None, 2**40]), "would take .* bytes for one image")
+    assert_refused(lambda h: h["graph"]["inputs"][0].__setitem__(2, [None, 2**40]), "takes .* bytes for the input")
     assert_refused(lambda h: h["graph"]["inputs"][0].__setitem__(2, [None, 1, 9, 9]), r"node .* \(aten.linear.default\) failed")
     bomb = ["bomb", "aten.full.default", [[2**20, 2**20], 1.0], {}]
-    assert_refused(lambda h: h["graph"]["nodes"].append(bomb), "'bomb' would produce .* bytes")
+    assert_refused(lambda h: h["graph"]["nodes"].append(bomb), "bomb .* needs .* bytes at the same time")
     for text in (b"[" * 10**5, b'{"a": NaN}', b'{"a":1,"a":2}', b"\xff", b"1" * 5000, b"[]"):
         with pytest.raises(PackedError, match="the header"):
             unpack(join(text, b""))

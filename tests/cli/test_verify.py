@@ -1,0 +1,42 @@
+import shutil
+
+import pytest
+
+from tests.cli.calling import call, refusal
+
+
+def verify(monkeypatch, capsys, *runs) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, "verify", *runs)
+    return exit.value.code, capsys.readouterr().out
+
+
+def test_whole_runs_exit_with_0_and_damaged_ones_with_1(finished_run, tmp_path, monkeypatch, capsys):
+    copy = shutil.copytree(finished_run, tmp_path / "copy")
+    call(monkeypatch, "export", copy)
+    capsys.readouterr()
+    status, text = verify(monkeypatch, capsys, finished_run, copy)
+    assert status == 0 and text.count("nothing is damaged\n") == 2 and "  whole         model.optg\n" in text
+    content = bytearray((copy / "model.optg").read_bytes())
+    content[-1] ^= 1
+    (copy / "model.optg").write_bytes(content)
+    status, text = verify(monkeypatch, capsys, finished_run, copy)
+    assert status == 1 and f"{copy}: damaged\n" in text and "  damaged       model.optg: " in text
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, monkeypatch, capsys):
+    assert f"{tmp_path} is not the folder of a run" in refusal(monkeypatch, capsys, "verify", tmp_path)
+
+
+@pytest.mark.parametrize("command", [("evaluate",), ("export",), ("predict", "--data", "test"), ("summary",), ("report",)])
+def test_every_command_refuses_a_changed_weight(finished_run, tmp_path, monkeypatch, capsys, command):
+    """A flipped exponent bit in the model used to change the accuracy without a word."""
+    copy = shutil.copytree(finished_run, tmp_path / "copy")
+    content = bytearray((copy / "model.safetensors").read_bytes())
+    content[-1] ^= 64
+    (copy / "model.safetensors").write_bytes(content)
+    name, *options = command
+    output = ["--output", tmp_path / "out"] if name in ("export", "report") else []
+    message = refusal(monkeypatch, capsys, name, copy, *options, *output)
+    assert "model.safetensors is damaged: its SHA-256 differs from the one in manifest.json" in message
+    assert not (tmp_path / "out").exists()
