@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from optg.core.alarms import ZerosWatch, reach_target
+from optg.core.assignment import StructureLike, assign_structures
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
 from optg.core.clock import ENDLESS, Clock
@@ -19,10 +20,17 @@ from optg.core.coverage import warn_of_coverage
 from optg.core.floors import Floor
 from optg.core.optimizers import attach, detach, join, refuse_attached
 from optg.core.probe import Loss, Probe
-from optg.core.prunable import Pattern, as_patterns, find_axes, find_holders, find_prunable
-from optg.core.refusals import refuse_fsdp1, refuse_optimizer, refuse_parameters, refuse_sparsity, refuse_target
+from optg.core.prunable import Pattern, as_patterns, find_holders, find_prunable
+from optg.core.refusals import (
+    refuse_fsdp1,
+    refuse_optimizer,
+    refuse_parameters,
+    refuse_sparsity,
+    refuse_structure,
+    refuse_target,
+)
 from optg.core.state import FirstMask, StateParts, by_name
-from optg.core.summary import LayerSummary, as_table, describe_progress, summarize
+from optg.core.summary import LayerSummary, as_table, describe_progress, notes_on, summarize
 from optg.core.truth import Verification, refuse_nonfinite, remove_again, verify
 from optg.core.weights import SparseWeights
 from optg.methods import Method, resolve
@@ -43,6 +51,8 @@ def sparsify(
     steps: int | None = None,
     include: Pattern | Iterable[Pattern] | None = None,
     exclude: Pattern | Iterable[Pattern] = (),
+    structure: StructureLike = "unstructured",
+    example: Any = None,
     floor: float = 0.0,
     floor_by: str = "part",
     loss: Loss | None = None,
@@ -55,26 +65,28 @@ def sparsify(
             optimizers of its parameters, which then share one budget.
         method: a name from `optg.methods.METHODS`, or an instance of a method with options of its own.
         sparsity: the share of weights to remove, 0 ≤ sparsity < 1. Exactly ⌈sparsity · N⌉ of N weights will be 0.
-            Every method but "keep" needs it, and the length of training.
+            Every method but "keep" needs it, and the length of training. An N:M structure implies it.
         steps: the length of training, in calls of `optimizer.step()`.
         epochs, steps_per_epoch: the other way to give it. Methods that cut once per epoch follow these epochs; with `steps`
-            alone they take min(100, steps) epochs of equal length.
+            alone they take min(100, steps) epochs of equal length, and so does OptG if `epochs` is 1.
         include: prune only these weights, given as module classes or shell patterns for names ("encoder.*"). `...` stands for
             the default: all trained weights of linear, convolution, attention and recurrent layers, experts, and classes
             given to `optg.prunable`.
         exclude: do not prune these weights, given in the same way.
+        structure: what is removed together: "unstructured" (single weights), "N:M" (all but N of every M neighbouring inputs),
+            "RxC" (blocks of filters × input channels), "channel" (whole output channels, with all that is coupled to them),
+            or a dict from patterns, as for `include`, to these; the first match counts.
+        example: an input of the model, or a tuple of its arguments. The structure "channel" needs it; for a model that FSDP2
+            has split, pass the groups that `optg.core.channels.coupled_channels` finds before.
         floor, floor_by: the share of its weights that each part of a layer keeps at least (`floor_by="part"`: an LSTM's gate,
             an expert, most often the whole layer), or each output neuron (`floor_by="output"`).
         loss, batches: for methods that prune before training: the loss as a function of the model and a batch, and an
             iterable of batches, such as the training loader, of which only the first ones are used.
     """
     name, chosen = resolve(method)
-    refuse_target(name, chosen.needs_target, sparsity)
-    target = 0.0 if sparsity is None else sparsity
-    refuse_sparsity(target)
     optimizers, joint = join(optimizer)
     for one in optimizers:
-        refuse_optimizer(one, type(chosen).__name__, chosen.needs_minimization)
+        refuse_optimizer(one, type(chosen).__name__, chosen.needs_minimization or chosen.ham > 0)
     if len(optimizers) > 1 and chosen.needs_all_gradients:
         raise ValueError(f"{name} uses the gradients of all weights at once, so it works with a single optimizer only")
     refuse_fsdp1(model)
@@ -83,15 +95,25 @@ def sparsify(
     refuse_parameters(parameters, joint)
     refuse_attached(optimizers, parameters)
     warn_of_coverage(model, parameters, *patterns)
-    holders = find_holders(model, parameters)
-    weights = SparseWeights(parameters, joint, float(target), find_axes(model, parameters), holders)
+    assigned = assign_structures(model, parameters, structure, example)
+    refuse_structure(name, chosen, assigned)
+    sparsity = assigned.target(sparsity)
+    refuse_target(name, chosen.needs_target, sparsity)
+    target = 0.0 if sparsity is None else sparsity
+    refuse_sparsity(target)
+    holders = find_holders(model, assigned.parameters)
+    refuse_parameters(assigned.parameters, joint)
+    weights = SparseWeights(assigned.parameters, joint, float(target), assigned.axes, holders, assigned)
+    weights.mask_set.refuse_target(weights.target)
     if floor:
         if not chosen.needs_target:
             raise ValueError(f"{name} keeps the zeros that the model has; leave out `floor`")
-        weights.mask_set.set_floor(Floor(floor, floor_by), weights.axes, weights.target)
+        weights.mask_set.set_floor(Floor(floor, floor_by), weights.target)
     endless = not chosen.needs_target and (epochs, steps_per_epoch, steps) == (None, None, None)
     clock = Clock(1, ENDLESS) if endless else Clock.of(epochs, steps_per_epoch, steps)
-    return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches), optimizers)
+    if clock.epochs < chosen.least_epochs:
+        clock = Clock.of(None, None, clock.total)
+    return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches, name), optimizers)
 
 
 class Sparsifier:
@@ -117,7 +139,7 @@ class Sparsifier:
         if type(method).effective is not Method.effective:
             weights.effective, weights.soft_threshold = partial(method.effective, weights), method.soft_threshold
         weights.show_effective()
-        self._step = SparseStep(name, method, weights, clock, optimizers)
+        self._step = SparseStep(name, method, weights, clock, optimizers, self.model)
         if not all(map(torch.equal, before, weights.values)):
             self._step.first_mask = FirstMask(before, weights)
         self._step.zeros = zeros
@@ -145,8 +167,10 @@ class Sparsifier:
     # ---- queries, clipping and averages
 
     @property
+    @torch.no_grad()
     def sparsity(self) -> float:
         """The share of weights that the masks remove now."""
+        self._step.leave()
         return self.weights.sparsity
 
     @property
@@ -157,13 +181,15 @@ class Sparsifier:
         self.weights.check()
         return by_name(self.weights, self.weights.masks)
 
+    @torch.no_grad()
     def layers(self) -> list[LayerSummary]:
         """Return what each layer keeps, and what the last change of its mask removed and revived."""
+        self._step.leave()
         return summarize(self.weights)
 
     def summary(self) -> "Table":
         """Return `layers()` as a table to print: `rich.print(sparsifier.summary())`."""
-        return as_table(self.layers(), f"{self.name}, {self.clock.position}")
+        return as_table(self.layers(), f"{self.name}, {self.clock.position}", notes_on(self.weights, self.model))
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -197,11 +223,12 @@ class Sparsifier:
         self._step.leave()
         if "options" in state:
             options = {self.method.renamed.get(key, key): value for key, value in state["options"].items()}
-            state = {**state, "options": options}
+            state = {**state, "options": self.method.added | options}
         self._parts.load(state, self._step.first_mask)
         self._step.first_mask = self._step.zeros = None
         self.method.set_time(self.clock)
         self.weights.show_effective()
+        self._step.renew()
 
     @property
     def _parts(self) -> StateParts:
@@ -226,10 +253,13 @@ class Sparsifier:
         if not self._step.hooks:
             return
         self._step.end_partial_round()
+        self.weights.mask_set.recount()
         self.weights.check()
         refuse_nonfinite(self.weights)
         changed = remove_again(self.weights, stacklevel=4)
-        changed |= reach_target(self.weights, self.method, self.name, self.clock)
+        if reach_target(self.weights, self.method, self.name, self.clock):
+            changed = True
+            self._step.collapse.warn(self.clock, stacklevel=4)
         self._step.remove_hooks()
         self._step.first_mask = self.weights.latent = self.weights.effective = None
         self.weights.soft_threshold = lambda: None  # with `effective`, a reference cycle that would keep the weights alive

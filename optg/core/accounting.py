@@ -5,23 +5,26 @@ costs one FLOP at every position where its layer applies it:
 
     FLOPs = Σ over layers  non-zero weights × positions
 
-Linear, bilinear, convolution and attention layers count each time the model calls them. Biases, norms, pooling and products
-of two activations (attention scores) do not count.
+All layers whose weights are prunable by default count each time the model calls them: linear, convolution, attention and
+recurrent layers, experts (a token counts for those it is routed to), and classes given to `optg.prunable`. Biases, norms,
+pooling and products of two activations (attention scores) do not count.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvTransposeNd
+from torch.utils._pytree import tree_leaves
 
-from optg.core.layer_kinds import PRUNABLE
+from optg.core.layer_kinds import PRUNABLE, RECURRENT, Owner, default_axes, is_bias, is_expert_stack
 from optg.core.preserve import evaluating
 from optg.core.prunable import parameters_by_name, unwrap
+
+QKV = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Layer:
 
     name: str  # of the weight; the stacked input projection of an attention layer appears as three: query, key, value
     shape: tuple[int, ...]
-    positions: int  # at which it is applied: output pixels of a convolution, tokens of a linear layer, over all calls
+    # at which it is applied: output pixels of a convolution, tokens of a linear layer, over all calls; of experts the average
+    positions: int
     nonzero: int
     flops: int
     dense_flops: int
@@ -67,9 +71,11 @@ def count(model: nn.Module, example_input: Any, *, batch_size: int | None = None
     weights, positions = count_positions(model, example_input, {p: name for name, p in parameters.items()})
     layers = []
     for name, weight in weights.items():
-        applied, nonzero = positions[name] / examples, int(weight.count_nonzero())
-        flops, dense_flops = round(nonzero * applied), round(weight.numel() * applied)
-        layers.append(Layer(name, tuple(weight.shape), round(applied), nonzero, flops, dense_flops))
+        applied = torch.as_tensor(positions[name]).double().flatten() / examples
+        nonzero = weight.reshape(len(applied), -1).count_nonzero(1).cpu()  # one number, or one per expert
+        mean, flops = float(applied.mean()), float((nonzero * applied).sum())
+        row = round(mean), int(nonzero.sum()), round(flops), round(weight.numel() * mean)
+        layers.append(Layer(name, tuple(weight.shape), *row))
     return Account(
         parameters=sum(p.numel() for p in parameters.values()),
         nonzero=sum(int(p.count_nonzero()) if p.ndim >= 2 else p.numel() for p in parameters.values()),
@@ -77,24 +83,32 @@ def count(model: nn.Module, example_input: Any, *, batch_size: int | None = None
     )
 
 
-def count_positions(model: nn.Module, example_input: Any, known: dict[Tensor, str]) -> tuple[dict[str, Tensor], Counter[str]]:
+def count_positions(
+    model: nn.Module, example_input: Any, known: dict[Tensor, str]
+) -> tuple[dict[str, Tensor], dict[str, int | Tensor]]:
     """Return each weight by name, and the number of positions at which one call of the model applies it.
 
     A weight that several layers share has one name, the `known` one; its positions add up.
     """
     weights: dict[str, Tensor] = {}
-    positions: Counter[str] = Counter()
+    positions: dict[str, int | Tensor] = {}
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         for prefix, module in counted_modules(model):
-            own = [(known.get(weight, prefix + name), weight) for name, weight in weights_of(module).items()]
-            weights.update(own)
+            counted = {
+                known.get(own.weight, f"{prefix}.{key}" if prefix else key): own
+                for key, own in weights_of(prefix, module).items()
+            }
+            for name, own in counted.items():
+                weights[name] = own.weight
+                positions.setdefault(name, 0)
 
-            def add(module: nn.Module, args: Any, kwargs: Any, output: Any, own: Any = own) -> None:
-                for (name, _), applied in zip(own, positions_of(module, args, kwargs, output)):
-                    positions[name] += applied
+            def add(module: nn.Module, args: Any, kwargs: Any, output: Any, counted: Any = counted) -> None:
+                for name, own in counted.items():
+                    positions[name] = positions[name] + own.positions(Call(module, args, kwargs, output))
 
-            stack.enter_context(module.register_forward_hook(add, with_kwargs=True))
+            if counted:
+                stack.enter_context(module.register_forward_hook(add, with_kwargs=True))
         # The call sees copies of the buffers, so that its writes are discarded.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         torch.func.functional_call(model, buffers, *as_arguments(example_input))
@@ -102,38 +116,92 @@ def count_positions(model: nn.Module, example_input: Any, known: dict[Tensor, st
 
 
 def counted_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers whose calls count, each with the prefix of its parameters' names."""
+    """Return the modules whose calls may count, each with its name."""
     # An attention layer multiplies by its output projection's weight without calling that module.
     parts = {module.out_proj for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
-    found = [(name, m) for name, m in model.named_modules() if isinstance(m, PRUNABLE) and m not in parts]
-    return [(f"{name}.".replace("_orig_mod.", "") if name else "", module) for name, module in found]
+    return [(name.replace("_orig_mod.", ""), module) for name, module in model.named_modules() if module not in parts]
 
 
-def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a layer by their name within it."""
-    if not isinstance(module, nn.MultiheadAttention):
-        return {"weight": module.weight}  # type: ignore[dict-item]
-    projections: dict[str, Tensor]
-    if module.in_proj_weight is None:
-        projections = {name: getattr(module, name) for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight")}
-    else:
-        parts = zip(("query", "key", "value"), module.in_proj_weight.chunk(3))
-        projections = {f"in_proj_weight[{part}]": weight for part, weight in parts}
-    return {**projections, "out_proj.weight": module.out_proj.weight}
+class Call(NamedTuple):
+    """One call of a layer."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @property
+    def input(self) -> Tensor:
+        return next(t for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor))
+
+    @property
+    def output(self) -> Tensor:
+        return next(t for t in tree_leaves(self.result) if isinstance(t, Tensor))
 
 
-def positions_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[int]:
-    """Return the number of positions at which one call applies each of the layer's weights, over the whole batch."""
+class CountedWeight(NamedTuple):
+    """A weight, and the number of positions at which one call of its layer applies it: one number, or one per expert."""
+
+    weight: Tensor
+    positions: Callable[[Call], int | Tensor]
+
+
+def weights_of(name: str, module: nn.Module) -> dict[str, CountedWeight]:
+    """Return the weights of a layer by their name within it; nothing if this is no layer whose calls count."""
     if isinstance(module, nn.MultiheadAttention):
-        inputs = dict(zip(("query", "key", "value"), args)) | kwargs
-        query, key, value = (inputs[name].shape[:-1].numel() for name in ("query", "key", "value"))
-        return [query, key, value, query]
+        return attention_weights(module)
+    if isinstance(module, RECURRENT):  # every time step of every example applies all weights
+        keys = getattr(module, "_flat_weights_names", ("weight_ih", "weight_hh"))
+        return {key: CountedWeight(getattr(module, key), input_rows) for key in keys if key.startswith("weight")}
     if isinstance(module, _ConvTransposeNd):  # spreads every input pixel with all its weights
-        pixels = args[0] if args else kwargs["input"]
-        return [pixels.numel() // module.in_channels]
-    if isinstance(module, _ConvNd):
-        return [output.numel() // module.out_channels]
-    return [output.shape[:-1].numel()]
+        return {"weight": CountedWeight(module.weight, lambda call: call.input.numel() // module.in_channels)}
+    if isinstance(module, PRUNABLE):
+        weight: Tensor = module.weight  # type: ignore[assignment]  # one that a parametrization computes too
+        return {"weight": CountedWeight(weight, output_positions(weight, 0))}
+    found = {}
+    for key, p in module._parameters.items():
+        owner = Owner(f"{name}.{key}", name, module)
+        if p is None or p.ndim < 2 or is_bias(key) or (axes := default_axes(owner, p)) is None:
+            continue
+        positions = routed_rows(len(p)) if is_expert_stack(owner, p) else output_positions(p, axes.output)
+        found[key] = CountedWeight(p, positions)
+    return found
+
+
+def attention_weights(module: nn.MultiheadAttention) -> dict[str, CountedWeight]:
+    """Return the projections of an attention layer. Each token of the query, key or value is one position."""
+    if module.in_proj_weight is None:
+        projections = {f"{part[0]}_proj_weight": getattr(module, f"{part[0]}_proj_weight") for part in QKV}
+    else:
+        projections = {f"in_proj_weight[{part}]": weight for part, weight in zip(QKV, module.in_proj_weight.chunk(3))}
+    counted = {name: CountedWeight(weight, tokens_of(part)) for part, (name, weight) in zip(QKV, projections.items())}
+    return {**counted, "out_proj.weight": CountedWeight(module.out_proj.weight, tokens_of("query"))}
+
+
+def tokens_of(part: str) -> Callable[[Call], int]:
+    return lambda call: (dict(zip(QKV, call.args)) | call.kwargs)[part].shape[:-1].numel()
+
+
+def output_positions(weight: Tensor, output: int) -> Callable[[Call], int]:
+    """Count the positions of the output: pixels, tokens. `output` is the dimension of the weight that runs over outputs."""
+    return lambda call: call.output.numel() // weight.shape[output]
+
+
+def input_rows(call: Call) -> int:
+    return call.input.shape[:-1].numel()
+
+
+def routed_rows(experts: int) -> Callable[[Call], Tensor]:
+    """Count the rows that each expert gets: by the indices that the layer is called with, or else equal shares of its input."""
+
+    def count_rows(call: Call) -> Tensor:
+        leaves = (t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor))
+        indices = next((t for t in leaves if t.dtype in (torch.int32, torch.int64)), None)
+        if indices is None:  # the input is sorted by expert
+            return torch.full((experts,), input_rows(call) / experts)
+        return indices.flatten().bincount(minlength=experts)[:experts].cpu()  # an index beyond the experts stands for none
+
+    return count_rows
 
 
 def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,25 +9,38 @@ from optg.core.weights import SparseWeights
 
 
 class CollapseWatch:
-    """Warns about layers that have lost every weight: no signal passes through them."""
+    """Warns about layers and parts of layers that have lost every weight: no signal passes through them."""
 
     def __init__(self, method: str, weights: SparseWeights) -> None:
         self.method, self.weights = method, weights
-        self.known: set[str] = set()
+        self.known: dict[str, set[int]] = {name: set() for name in weights.names}  # the parts that were warned of
 
-    def warn(self, clock: Clock) -> None:
-        """Warn once of each collapsed layer; raise if weights are not finite. Waits for the device."""
+    def warn(self, clock: Clock, stacklevel: int = 6) -> None:
+        """Warn once of each collapsed layer or part; raise if weights are not finite. Waits for the device."""
         self.weights.check()
         refuse_nonfinite(self.weights)
-        zeros = self.weights.counts[:, 0].tolist()
-        for name, shape, count in zip(self.weights.names, self.weights.shapes, zeros):
-            if count == shape.numel() and name not in self.known:
-                self.known.add(name)
+        for layer, zeros in enumerate(self.weights.counts[:, 0].tolist()):
+            name, gone = self.weights.names[layer], collapsed_parts(self.weights, layer, zeros)
+            if new := sorted(gone - self.known[name]):
+                self.known[name] |= gone
+                parts = self.weights.axes[layer].parts
+                some = f"weights of part {', '.join(map(str, new))} of {parts}"  # an expert, the keys of an attention layer …
                 warnings.warn(
-                    f"layer collapse: {self.method} has removed all {count} weights of {name} at step {clock.step}. "
-                    "sparsify(..., floor=0.02) keeps 2 % of every layer",
-                    stacklevel=6,
+                    f"layer collapse: {self.method} has removed all {some if len(gone) < parts else f'{zeros} weights'} of "
+                    f"{name} at step {clock.step}. sparsify(..., floor=0.02) keeps 2 % of every layer",
+                    stacklevel=stacklevel,
                 )
+
+
+def collapsed_parts(weights: SparseWeights, layer: int, zeros: int) -> set[int]:
+    """Return the parts of a layer, counted from 1, that have lost every weight. A layer that FSDP2 has split counts whole."""
+    axes, size = weights.axes[layer], weights.shapes[layer].numel()
+    if zeros == size:
+        return set(range(1, axes.parts + 1))
+    if zeros * axes.parts < size or axes.parts == 1 or (weights.shards and weights.shards.pieces[layer]):
+        return set()
+    mask = weights.masks[layer].unflatten(axes.stacked, (axes.parts, -1)).movedim(axes.stacked, 0)
+    return {part for part, kept in enumerate(mask.flatten(1).any(1).tolist(), 1) if not kept}
 
 
 class ZerosWatch:
@@ -64,7 +77,7 @@ def reach_target(weights: SparseWeights, method: Any, name: str, clock: Clock) -
                 stacklevel=4,
             )
         return False
-    if int(weights.counts[:, 0].sum()) == weights.zeros(target):
+    if not any(weights.missing_zeros()):
         return False
     warnings.warn(
         f"training ended at sparsity {weights.sparsity:.4f}, short of {target}: {clock.step} optimizer steps were seen, but "

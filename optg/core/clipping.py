@@ -10,11 +10,13 @@ from optg.core.weights import SparseWeights
 
 def clip_grad_norm_(weights: SparseWeights, dormant: float, max_norm: float, norm_type: float) -> Tensor:
     """Clip all gradients of the optimizer by their total norm, with gradients of dormant weights times `dormant`."""
-    masks = dict(zip(weights.parameters, weights.masks))
+    shares = [weights.gradient_share(layer, dormant) for layer in range(len(weights.names))]
+    masks = dict(zip(weights.parameters, zip(weights.masks, shares)))
     grads = {p: to_local(p.grad) for p in optimizer_parameters(weights.optimizer) if p.grad is not None}
     norms = []
     for p, grad in grads.items():
-        received = torch.where(masks[p], grad, grad * dormant if dormant else 0.0) if p in masks else grad
+        mask, share = masks.get(p, (None, 1.0))
+        received = grad if mask is None else torch.where(mask, grad, grad * share if share else 0.0)
         norm = torch.linalg.vector_norm(received, norm_type, dtype=weights.state_dtype)
         norms.append(norm.to(weights.devices[0]))
     if not norms:

@@ -33,7 +33,7 @@ class Floor:
 
     def group_dims(self, axes: Axes) -> list[int]:
         """Return the dimensions that tell the groups of a weight apart."""
-        return sorted({axes.stacked, axes.output} if self.by == "output" else {axes.stacked})
+        return axes.neurons if self.by == "output" else [axes.stacked]
 
     def groups(self, shape: Sequence[int], axes: Axes) -> int:
         """Return the number of groups in a weight."""

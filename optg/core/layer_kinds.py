@@ -13,6 +13,7 @@ PRUNABLE = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NORMS = (nn.LayerNorm, nn.RMSNorm)  # other norms have one dimension
+FUSED = {"qkv", "Wqkv", "c_attn", "in_proj"}  # attributes that hold query, key and value as one layer
 STANDARDIZED = {  # convolutions that standardize their weight at every call: timm's, and that of BiT in transformers
     "StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame", "WeightStandardizedConv2d",
 }  # fmt: skip
@@ -33,6 +34,11 @@ class Axes(NamedTuple):
     def stacked(self) -> int:
         """The dimension along which the parts are stacked."""
         return self.output if 0 in (self.output, self.input) else 0
+
+    @property
+    def neurons(self) -> list[int]:
+        """The dimensions that tell output neurons (the filters of a convolution) apart."""
+        return sorted({self.stacked, self.output})
 
 
 class Owner(NamedTuple):
@@ -85,14 +91,16 @@ def default_axes(owner: Owner, p: Tensor) -> Axes | None:
         return None
     if (registered := registered_axes(module)) is not None:
         return registered if p.ndim > max(registered.output, registered.input) else None
-    if isinstance(module, _ConvTransposeNd) or is_input_first(module):
+    if isinstance(module, _ConvTransposeNd):
         return Axes(output=1, input=0)
+    if is_input_first(module):
+        return with_fused_parts(Axes(output=1, input=0), owner, p)
     if isinstance(module, nn.MultiheadAttention):
         return Axes(parts=3 if owner.key == "in_proj_weight" else 1)
     if isinstance(module, RECURRENT):
         return Axes(parts=1 if owner.key.startswith("weight_hr") else gates(module))
     if isinstance(module, PRUNABLE) or (is_linear_like(module) and owner.key == "weight"):
-        return Axes()
+        return with_fused_parts(Axes(), owner, p)
     if is_expert_stack(owner, p):
         transposed = getattr(module, "is_transposed", False)  # what transformers calls input-first experts
         return Axes(output=2, input=1, parts=len(p)) if transposed else Axes(output=1, input=2, parts=len(p))
@@ -102,6 +110,15 @@ def default_axes(owner: Owner, p: Tensor) -> Axes | None:
 def registered_axes(module: nn.Module) -> Axes | None:
     """Return what `prunable` was told about the module's class, or about its nearest parent class."""
     return next((REGISTERED[cls] for cls in type(module).__mro__ if cls in REGISTERED), None)
+
+
+def with_fused_parts(axes: Axes, owner: Owner, p: Tensor) -> Axes:
+    """Return axes with three parts if the layer's name says query, key and value, and its output is three times its input.
+
+    Most models stack the three as blocks. The few that interleave them by heads (TinyViT, DeBERTa) get thirds of the heads.
+    """
+    fused = owner.name.rpartition(".")[2] in FUSED and p.shape[axes.output] == 3 * p.shape[axes.input]
+    return axes._replace(parts=3) if fused else axes
 
 
 def gates(module: nn.Module) -> int:

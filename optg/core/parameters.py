@@ -1,5 +1,7 @@
 """The prunable parameters of a model as parallel lists, with their gradients and learning rates."""
 
+import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ from torch import Tensor, nn
 
 from optg.core.prunable import Axes
 from optg.core.sharding import find_shards, is_dtensor, local_piece, to_local, with_layout_of
+from optg.core.update_rules import UpdateRule, find_rule
 
 
 class ParameterLists:
@@ -38,11 +41,25 @@ class ParameterLists:
         self.groups = [owner[p] for p in self.parameters]  # the parameter group of each layer
         self.active: list[int] | None = None  # with several optimizers: the layers of the one that steps now
         self.active_index = torch.empty(0, dtype=torch.int64)  # the same on the device
-        self._lr: dict[tuple[int, torch.device], Tensor] = {}
+        self._lr: dict[tuple[int, torch.device, bool], Tensor] = {}
         initial = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         several = hasattr(optimizer, "optimizers") and len(set(initial)) > 1 and min(initial) > 0
         self._initial_lr = initial if several else None  # rates of different optimizers are not comparable: use lr / lr₀
         self.skipped: Tensor | None = None  # set if a GradScaler may skip this step: True, on the device, if it does
+
+    @property
+    def neurons(self) -> list[int]:
+        """The number of output neurons (the filters of a convolution) of each layer."""
+        return [math.prod(shape[dim] for dim in axes.neurons) for shape, axes in zip(self.shapes, self.axes)]
+
+    def neuron_means(self, layer: int, entries: Tensor) -> Tensor:
+        """Return the mean of a tensor shaped like a layer's weight over each output neuron, with the dimensions kept."""
+        neurons = self.axes[layer].neurons
+        dims = [dim for dim in range(entries.ndim) if dim not in neurons]
+        if 0 in neurons or not (self.shards and self.shards.pieces[layer]):
+            return entries.mean(dims, keepdim=True) if dims else entries
+        sums = self.shards.add(entries.sum(dims, keepdim=True))  # every process holds some inputs of each neuron
+        return sums * (self.neurons[layer] / self.shapes[layer].numel())
 
     @property
     def values(self) -> list[Tensor]:
@@ -65,17 +82,20 @@ class ParameterLists:
         """Return the tensors of the layers that take part in the current step: all, unless there are several optimizers."""
         return tensors if self.active is None else [tensors[i] for i in self.active]
 
-    def learning_rates(self) -> list[Tensor]:
-        """Return the learning rate of each layer as a scalar tensor on its device; 0 if this step is skipped."""
+    def learning_rates(self, comparable: bool = True) -> list[Tensor]:
+        """Return the learning rate of each layer as a scalar tensor on its device; 0 if this step is skipped.
+
+        Rates of several optimizers are divided by their first ones, unless `comparable` is False.
+        """
         rates = {}
         for key in dict.fromkeys(zip(self.groups, self.devices)):
             group, device = key
             lr = self.optimizer.param_groups[group]["lr"]
-            lr = lr / self._initial_lr[group] if self._initial_lr else lr
+            lr = lr / self._initial_lr[group] if self._initial_lr and comparable else lr
             if not isinstance(lr, Tensor):
-                if key not in self._lr:
-                    self._lr[key] = torch.zeros((), dtype=self.state_dtype, device=device)
-                lr = self._lr[key].fill_(lr)
+                if (own := (*key, comparable)) not in self._lr:
+                    self._lr[own] = torch.zeros((), dtype=self.state_dtype, device=device)
+                lr = self._lr[own].fill_(lr)
             lr = lr.reshape(()).to(device)
             rates[key] = lr if self.skipped is None else lr.masked_fill(self.skipped.to(device), 0.0)
         return [rates[key] for key in zip(self.groups, self.devices)]
@@ -83,6 +103,17 @@ class ParameterLists:
     def group_option(self, name: str, default: float) -> list[float]:
         """Return an option of each layer's parameter group, such as `weight_decay`."""
         return [self.optimizer.param_groups[group].get(name, default) for group in self.groups]
+
+    @cached_property
+    def update_rules(self) -> list[UpdateRule]:
+        """How the optimizer moves each layer."""
+        optimizers = getattr(self.optimizer, "optimizers", [self.optimizer])
+        rules = [find_rule(o, group, self.devices[0]) for o in optimizers for group in o.param_groups]
+        return [rules[group] for group in self.groups]
+
+    def gradient_share(self, layer: int, share: float) -> float:
+        """Return the factor on gradients of dormant weights: 1 if the optimizer would cancel it (then `Updates` applies it)."""
+        return share if share in (0, 1) or self.update_rules[layer].linear else 1.0
 
     def unless_skipped(self, value: Any, otherwise: Any) -> Any:
         """Return `value`; if a GradScaler may skip this step, a tensor that is `otherwise` if it does."""

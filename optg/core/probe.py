@@ -24,18 +24,19 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Probe:
-    """A model with a way to evaluate it: `loss(model, batch)` and some batches, if the user gave them."""
+    """A model with a way to evaluate it: `loss(model, batch)` and some batches, if the user gave them to this method."""
 
-    def __init__(self, model: nn.Module, loss: Loss | None, batches: Iterable[Any] | None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss | None, batches: Iterable[Any] | None, method: str = "this method") -> None:
         self.model = model
         self.loss = loss
         self.batches = batches
+        self.method = method
 
     def take(self, count: int) -> tuple[Loss, list[Any]]:
         """Return the loss and the first `count` batches."""
         if self.loss is None or self.batches is None:
             raise ValueError(
-                "this method needs data before training: give sparsify `loss`, a function of the model and a batch such as "
+                f"{self.method} needs data before training: give sparsify `loss`, a function of the model and a batch such as "
                 "lambda model, batch: cross_entropy(model(batch[0]), batch[1]), and `batches`, such as the training loader"
             )
         taken = list(islice(iter(self.batches), count))

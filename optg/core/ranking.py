@@ -107,3 +107,26 @@ def refuse_nan(found: Tensor, names: Sequence[str] | None) -> None:
     if layers := found.nonzero().flatten().tolist():
         where = ", ".join(names[i] if names else f"tensor {i}" for i in layers)
         raise FloatingPointError(f"NaN in the scores of {where}: training has diverged, so no mask can be ranked from them")
+
+
+def top_of(groups: Tensor, dim: int, n: int) -> Tensor:
+    """Return a mask of the n largest along a dimension. Of equal values, the last ones are kept."""
+    values, best = [value.contiguous() for value in groups.unbind(dim)], list[Tensor]()
+    for value in values:
+        for k, other in enumerate(best):
+            best[k], value = torch.maximum(other, value), torch.minimum(other, value)
+        if len(best) < n:
+            best.append(value)
+    kept = groups >= best[-1].unsqueeze(dim)
+    if groups.is_cuda or kept.count_nonzero() != min(n, len(values)) * best[-1].numel():
+        extra = kept.sum(dim) - n  # equal values, of which the first ones go
+        for value, keep in zip(values, kept.unbind(dim)):
+            drop = (value == best[-1]) & (extra > 0)
+            keep &= ~drop
+            extra -= drop.long()
+    return kept
+
+
+def ranks_of(groups: Tensor, dim: int) -> Tensor:
+    """Return each value's rank along a dimension, 0 for the largest. Of equal values, the last ranks first."""
+    return groups.flip(dim).argsort(dim=dim, descending=True, stable=True).argsort(dim=dim).flip(dim)

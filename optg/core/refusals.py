@@ -1,4 +1,4 @@
-"""Refuse what cannot work, with a sentence that says why and what to do instead."""
+"""Refuse unsupported arguments, optimizers and models: say why, and what to do instead."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from torch import nn
 from optg.core.prunable import optimizer_parameters
 
 TWO_WEIGHTS = (
-    "it keeps two sets of weights, and `optimizer.eval()` shows the one that is not sparse. Use method='rigl' or 'set', which "
-    "are sparse from the first step, or another optimizer"
+    "it keeps two sets of weights, and `optimizer.eval()` switches to the dense one. Use method='rigl' or 'set', which are "
+    "sparse from the first step, or another optimizer"
 )
 SECOND_ORDER = "it needs a second backward pass through gradients that a sparse step changes in place. Use SGD or AdamW"
 MOVED_WEIGHTS = "it evaluates the model at moved weights inside a step, while the model holds latent weights. Use SGD or AdamW"
-IN_BACKWARD = "it updates weights during the backward pass, so no step would be seen. Use SGD or AdamW"
-INNER_OPTIMIZER = "it steps an inner optimizer that looks like a copy without its sparsifier. Use the inner optimizer alone"
+IN_BACKWARD = "it updates weights during the backward pass, so optg would see no step. Use SGD or AdamW"
+INNER_OPTIMIZER = "it steps an inner optimizer, which optg takes for a copy without a sparsifier. Use the inner optimizer alone"
 REFUSED = {  # by class name: these classes are in many packages
     "LBFGS": "it evaluates the model many times inside one step, while the model holds latent weights. Use SGD or AdamW",
     "SparseAdam": "it accepts sparse gradients only, and mask scores need dense ones. Use SGD or AdamW",
-    "SAM": "its first_step and second_step bypass optimizer.step(), so no step would be seen. Use SGD or AdamW",
+    "SAM": "its first_step and second_step bypass optimizer.step(), so optg would see no step. Use SGD or AdamW",
     **dict.fromkeys(("AdaHessian", "Adahessian", "SophiaH", "Sophia"), SECOND_ORDER),
     **dict.fromkeys(("GSAM", "WSAM", "BSAM", "LookSAM", "FriendlySAM"), MOVED_WEIGHTS),
     **dict.fromkeys(("LOMO", "AdaLOMO"), IN_BACKWARD),
@@ -38,11 +38,22 @@ def refuse_sparsity(sparsity: float) -> None:
 
 
 def refuse_target(method: str, needed: bool, sparsity: float | None) -> None:
-    """Raise if a method lacks its sparsity, or got one that it cannot use."""
+    """Raise if a method needs a sparsity and got none, or got one that it cannot use."""
     if needed and sparsity is None:
-        raise TypeError(f"{method} needs `sparsity=`, the share of weights to remove; only method='keep' does not")
+        raise TypeError(f"{method} needs `sparsity=`, the share of weights to remove. Only method='keep' works without it")
     if not needed and sparsity is not None:
-        raise ValueError(f"{method} keeps the zeros that the model has; leave out `sparsity`, here {sparsity}")
+        raise ValueError(f"{method} keeps the zeros that the model has; leave out sparsity={sparsity}")
+
+
+def refuse_structure(name: str, method: Any, assigned: Any) -> None:
+    """Raise if a method cannot remove weights in these groups."""
+    reason = method.single_weights if assigned.label != "unstructured" else ""
+    if assigned.followers and method.regrows_at_zero:
+        reason = "it revives weights at 0, and a channel of zeros receives no gradient"
+    if assigned.label != "unstructured" and method.tries_dormant:
+        reason = "it tries single dormant weights (leave out `reopen`)"
+    if reason:
+        raise ValueError(f"{name} does not support structure {assigned.label!r}: {reason}. Use another method")
 
 
 def refuse_wrapper(optimizer: Any) -> None:
@@ -66,11 +77,13 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimi
         )
     if any(group.get("lr") is None for group in optimizer.param_groups):
         raise ValueError(
-            f"a parameter group of {type(optimizer).__name__} has no 'lr', which the learning rate of mask scores follows. Use "
-            "an optimizer with a learning rate"
+            f"a parameter group of {type(optimizer).__name__} has no 'lr', and mask scores need one. Use an optimizer with a "
+            "learning rate"
         )
     if needs_minimization and any(group.get("maximize") for group in optimizer.param_groups):
-        raise ValueError(f"maximize=True: {method} learns from the gradient of a loss to minimize. Minimize its negative")
+        raise ValueError(
+            f"{method} needs a loss to minimize, but the optimizer has maximize=True. Minimize the negative instead"
+        )
 
 
 def refuse_fsdp1(model: nn.Module) -> None:

@@ -39,6 +39,25 @@ class Shards:
         dist.all_reduce(counts, group=self.group)
         return counts
 
+    def join(self, piece: Tensor, rows: int) -> Tensor:
+        """Return the whole of a tensor with this many rows, given this rank's piece of it."""
+        ranks = dist.get_world_size(self.group)
+        padded = piece.new_zeros(-(-rows // ranks), *piece.shape[1:])  # FSDP2's pieces are those of torch.chunk
+        padded[: len(piece)] = piece
+        everyone = [torch.empty_like(padded) for _ in range(ranks)]
+        dist.all_gather(everyone, padded, group=self.group)
+        return torch.cat(everyone)[:rows]
+
+    def split(self, whole: Tensor) -> Tensor:
+        """Return this rank's piece of a whole tensor."""
+        length = -(-len(whole) // dist.get_world_size(self.group))
+        return whole[dist.get_rank(self.group) * length :][:length]
+
+    def add(self, pieces: Tensor) -> Tensor:
+        """Add up the tensors of all ranks."""
+        dist.all_reduce(pieces, group=self.group)
+        return pieces
+
     def on_lower_ranks(self, counts: Tensor) -> Tensor:
         """Sum, for each tensor, the `counts` of the pieces of its layer that lower ranks hold."""
         everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size(self.group))]

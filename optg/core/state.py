@@ -30,7 +30,7 @@ class StateParts(NamedTuple):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that a saved state and the sparsifier that loads it must share."""
-        floor = self.weights.mask_set.floor
+        floor, structure = self.weights.mask_set.floor, self.weights.assignment.label
         return {
             "method": self.method,
             "options": self.options,
@@ -39,6 +39,7 @@ class StateParts(NamedTuple):
             "steps_per_epoch": self.clock.steps_per_epoch,
             **({} if self.clock.steps is None else {"steps": self.clock.steps}),
             **({"floor": floor.share, "floor_by": floor.by} if floor else {}),
+            **({} if structure == "unstructured" else {"structure": structure}),
         }
 
     def save(self) -> dict[str, Any]:
@@ -75,6 +76,9 @@ def refuse_misfit(
     if "floor" in (state.keys() ^ identity.keys()):
         saved, here = ("a" if "floor" in keys else "no" for keys in (state, identity))
         raise ValueError(f"the state was saved with {saved} floor, here there is {here} floor; expected the same")
+    saved, here = (keys.get("structure", "unstructured") for keys in (state, identity))
+    if saved != here:
+        raise ValueError(f"the state was saved with structure={saved!r}, here it is {here!r}; expected the same")
     if missing := [key for key in current if key not in state]:
         raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
     for key, value in identity.items():

@@ -1,10 +1,16 @@
 """What each layer keeps, as data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch import nn
+
+from optg.core.accounting import count
+from optg.core.channels import shrink
 from optg.core.clock import Clock
 from optg.core.layer_kinds import Axes
+from optg.core.prunable import unwrap
 from optg.core.weights import SparseWeights
 
 if TYPE_CHECKING:
@@ -22,19 +28,34 @@ class LayerSummary:
     removed: int
     revived: int
     axes: Axes
+    structure: str = "unstructured"
 
     @property
     def density(self) -> float:
-        return self.kept / self.weights
+        return self.kept / self.weights if self.weights else 1.0
 
 
 def summarize(weights: SparseWeights) -> list[LayerSummary]:
     """Return a summary of each layer. Waits for the device."""
-    rows = weights.names, weights.shapes, weights.counts.tolist(), weights.axes
+    structures = weights.assignment.structures
+    rows = list(zip(weights.names, weights.shapes, weights.counts.tolist(), weights.axes, structures))
     return [
-        LayerSummary(name, tuple(shape), shape.numel(), shape.numel() - zeros, removed, revived, axis)
-        for name, shape, (zeros, removed, revived), axis in zip(*rows)
+        LayerSummary(name, tuple(shape), shape.numel(), shape.numel() - zeros, removed, revived, axis, str(structure))
+        for name, shape, (zeros, removed, revived), axis, structure in (rows[layer] for layer in weights.ranked)
     ]
+
+
+def notes_on(weights: SparseWeights, model: nn.Module) -> list[str]:
+    """Return what to say below the table: which layers stay dense, and how large the model is without removed channels."""
+    notes, example = weights.assignment.notes, weights.assignment.example
+    if weights.sparsity and example is not None and not isinstance(example, list):  # a list holds groups, not an input
+        small = shrink(model, example)
+        dense, shrunk = count(unwrap(model), example), count(small, example)
+        notes.append(
+            f"after optg.shrink: {shrunk.parameters:,} of {dense.parameters:,} parameters, "
+            f"{shrunk.dense_flops / 1e6:,.4g} of {dense.dense_flops / 1e6:,.4g} MFLOPs"
+        )
+    return notes
 
 
 def describe_progress(weights: SparseWeights, clock: Clock, has_target: bool) -> str:
@@ -42,10 +63,10 @@ def describe_progress(weights: SparseWeights, clock: Clock, has_target: bool) ->
     return f"sparsity {weights.sparsity:.4f}{f' of {weights.target}' if has_target else ''}, {clock.position}"
 
 
-def as_table(layers: list[LayerSummary], title: str) -> "Table":
+def as_table(layers: list[LayerSummary], title: str, notes: Sequence[str] = ()) -> "Table":
     """Return the summaries as a table for rich."""
     try:
         from optg.terminal import layer_table
     except ImportError:
         raise ImportError("summary() needs rich: pip install 'optg[cli]'. layers() returns the same as data") from None
-    return layer_table(layers, title)
+    return layer_table(layers, title, notes)

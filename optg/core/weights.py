@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optg.core.budgets import layer_zeros
+from optg.core.assignment import Assignment
+from optg.core.exchange import exchange
 from optg.core.layer_kinds import Axes
 from optg.core.masks import Masks
 from optg.core.optimizer_state import clear_state
 from optg.core.parameters import ParameterLists
 from optg.core.passes import choose
 from optg.core.passes.reference import SoftThreshold
+from optg.core.pools import make_pools
 from optg.core.ranking import Zeros
-from optg.core.structures import STRUCTURES
+from optg.core.structures import Unstructured
 
 
 class SparseWeights(ParameterLists):
@@ -32,12 +34,19 @@ class SparseWeights(ParameterLists):
         target: float,
         axes: list[Axes] | None = None,
         owners: list[tuple[nn.Module, str]] | None = None,
+        assignment: Assignment | None = None,
     ) -> None:
         super().__init__(parameters, optimizer, axes, owners)
         self.target = target  # the sparsity at the end of training
         self.passes = choose(self.values)
-        self.structure = STRUCTURES["unstructured"]
-        self.mask_set = Masks(self.values, self.names, self.shapes, self.shards, self.structure, self.passes)
+        single = [Unstructured()] * len(self.names)
+        self.assignment = assignment or Assignment(parameters, self.axes, single)
+        pools = make_pools(self.assignment.structures, self.names, self.shapes, self.axes, self.shards)
+        self.mask_set = Masks(self.values, pools, self.shards, self.passes)
+        self.ranked = [layer for layer, name in enumerate(self.names) if name not in self.assignment.followers]
+        self.size = sum(self.shapes[layer].numel() for layer in self.ranked)
+        self.unstructured = all(type(pool.structure) is Unstructured for pool in pools)
+        self._ratios: list[Tensor] = []  # of structured layers, while effective weights are computed
         self.latent: list[Tensor] | None = None  # of dormant weights; of all weights if `effective` is set
         self.effective: Callable[[int, Tensor], Tensor] | None = None  # (layer, latent) -> effective, before the mask
         self.soft_threshold: Callable[[], SoftThreshold | None] = lambda: None  # the same function, if it is a soft threshold
@@ -56,7 +65,7 @@ class SparseWeights(ParameterLists):
     @property
     def sparsity(self) -> float:
         """The share of weights that the masks remove. Waits for the device."""
-        return int(self.counts[:, 0].sum()) / self.size
+        return int(self.counts[self.ranked, 0].sum()) / self.size
 
     # ---- effective and latent weights in the parameters
 
@@ -80,6 +89,11 @@ class SparseWeights(ParameterLists):
             self.passes.mask(values, masks)
             return
         effective, threshold = self.effective, self.soft_threshold()
+        if threshold and not self.unstructured:
+            self.measure_ratios(self.latent, threshold.thresholds)
+            threshold = None
+        if threshold and threshold.rescale and any(axes.neurons != [0] for axes in self.axes):
+            threshold = None  # kernels rescale rows
         if (active := self.active) is not None:
             whole = self.effective
 
@@ -88,7 +102,16 @@ class SparseWeights(ParameterLists):
 
             threshold = threshold and threshold._replace(thresholds=threshold.thresholds.index_select(0, self.active_index))
         self.passes.soften(values, masks, self.stepping(self.latent), effective, threshold)
+        self._ratios = []
         self.mask_set.show_protected(values, masks, self.stepping(self.latent))
+
+    def measure_ratios(self, latent: Sequence[Tensor], thresholds: Tensor) -> None:
+        """Compute what `threshold_ratio` returns, where weights are removed together."""
+        self._ratios = [] if self.unstructured else self.mask_set.ratios(latent, thresholds)
+
+    def threshold_ratio(self, layer: int) -> Tensor | None:
+        """Return threshold / magnitude of what is removed together with each weight; None if single weights are removed."""
+        return self._ratios[layer] if self._ratios else None
 
     def settle(self) -> None:
         """Store the latent weights that the optimizer left in the parameters, then show the effective ones."""
@@ -107,9 +130,16 @@ class SparseWeights(ParameterLists):
 
     def mask_gradients(self, share: float = 0.0, masks: Sequence[Tensor] | None = None) -> None:
         """Leave removed weights, or those that other masks remove, with a share of their gradient."""
-        if share != 1 and (grads := self.grads):
+        if share != 1 and (grads := {i: grad for i, grad in self.grads.items() if self.gradient_share(i, share) != 1}):
             masks = masks or self.masks
             self.passes.mask(list(grads.values()), [masks[layer] for layer in grads], share)
+
+    def decay_dormant(self, amount: float) -> None:
+        """Add a multiple of removed weights' latent values to their gradients."""
+        if grads := self.grads:
+            masks, values = self.masks, self.values
+            dormant = [values[i].masked_fill(masks[i], 0.0) for i in grads]
+            torch._foreach_add_(list(grads.values()), dormant, alpha=amount)
 
     def sum_signed_gradients(self) -> Tensor:
         """Zero the gradients of removed weights, then return Σ g · sign(w) of each layer."""
@@ -127,18 +157,20 @@ class SparseWeights(ParameterLists):
         """Keep the largest scores, of all layers or within a budget each. Return the largest removed score of each layer."""
         return self.mask_set.cut(scores, self.zeros(sparsity, budget))
 
-    def zeros(self, sparsity: float, budget: str = "global") -> Zeros:
-        """Return how many weights a cut removes in all, or how many each layer loses under its budget."""
-        if budget == "global":
-            return self.structure.zeros(sparsity, self.size)
-        if budget != "magnitude":
-            return layer_zeros(budget, self.shapes, sparsity, self.mask_set.least)
-        magnitudes = {i: v.abs() for i, v in enumerate(self.values)}
-        masks = self.mask_set.top(magnitudes, self.structure.zeros(sparsity, self.size), protect=True)
-        return self.mask_set.total(torch.stack([(~mask).count_nonzero() for mask in masks]))
+    def zeros(self, sparsity: float, budget: str = "global") -> list[Zeros]:
+        """Return how many weights, blocks or channels a cut removes: for each structure in all, or in each layer."""
+        return self.mask_set.zeros(sparsity, self.target, budget, self.values)
 
-    def keep_top(self, scores: dict[int, Tensor], zeros: Zeros) -> list[Tensor]:
-        """Return masks of some layers that remove the smallest of these scores. The weights' own masks do not change."""
+    def missing_zeros(self, sparsity: float | None = None, masks: Sequence[Tensor] | None = None) -> list[int]:
+        """Return how many weights, blocks or channels must still be removed to reach a sparsity, for each structure.
+
+        Waits for the device. The sparsity is the target unless given; `masks` are those of another state.
+        """
+        wanted = self.zeros(self.target if sparsity is None else sparsity)
+        return [int(zeros) - int(found) for zeros, found in zip(wanted, self.mask_set.zero_units(masks))]  # type: ignore[arg-type]
+
+    def keep_top(self, scores: Sequence[Tensor], zeros: list[Zeros]) -> list[Tensor]:
+        """Return masks that remove the smallest of these scores. The weights' own masks do not change."""
         return self.mask_set.top(scores, zeros)
 
     def keep_above(self, thresholds: Tensor) -> None:
@@ -151,7 +183,7 @@ class SparseWeights(ParameterLists):
         Drop the smallest magnitudes; grow the largest `grow_scores`, with a clean optimizer state.
         """
         if grow_scores and share:
-            self.mask_set.exchange(share, self.values, grow_scores, self.clear_state)
+            exchange(self.mask_set, share, self.values, grow_scores, self.clear_state)
 
     def keep_all(self) -> None:
         """Revive every removed weight, with a clean optimizer state."""

@@ -3,13 +3,14 @@
 A model is a function from the number of classes to a plain `nn.Module`. Besides the names in the registry, `build` accepts
 
     torchvision:NAME, timm:NAME     a model of one of these packages, if it is installed
-    package.module:function         your own function, called with `classes=...`
+    package.module:function         your own function, called with `classes=...`, if `optg.trust` allows its import
 
 Options are passed on to the model's function as keyword arguments.
 """
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,10 +22,11 @@ from torch import OutOfMemoryError, nn
 
 from optg.models.digits import digits
 from optg.models.mobilenet import mobilenet_v1
-from optg.models.resnet import resnet50, resnet_cifar
+from optg.models.resnet import resnet18, resnet50, resnet_cifar
 from optg.models.vgg import vgg19
 from optg.models.vit import vit_s, vit_ti_cifar
 from optg.naming import nearest
+from optg.trust import refuse_borrowed, refuse_untrusted, trusts_everything
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "digits": digits,
@@ -35,16 +37,20 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet44": partial(resnet_cifar, 44),
     "resnet56": partial(resnet_cifar, 56),
     "resnet110": partial(resnet_cifar, 110),
+    "resnet18-cifar": partial(resnet18, small_images=True),
     "resnet50-cifar": partial(resnet50, small_images=True),
+    "mobilenet_v1-cifar": partial(mobilenet_v1, small_images=True),
     "vit_ti-cifar": vit_ti_cifar,
+    "resnet18": resnet18,
     "resnet50": resnet50,
     "mobilenet_v1": mobilenet_v1,
     "vit_s": vit_s,
 }
 
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's environment variable
 ELSEWHERE = ("torchvision:NAME", "timm:NAME", "package.module:function")
 
-__all__ = ["ELSEWHERE", "MODELS", "build", "explain_shape_errors", "image_size_option", "small_images"]
+__all__ = ["ELSEWHERE", "MODELS", "advise_on_size", "build", "explain_shape_errors", "image_size_option", "small_images"]
 
 
 @contextmanager
@@ -73,6 +79,12 @@ def image_size_option(name: str, model: nn.Module) -> str | None:
     return "image_size" if name.startswith("torchvision:") and hasattr(model, "image_size") else None
 
 
+def advise_on_size(name: str, model: nn.Module, shape: Sequence[int], advice: str) -> str:
+    """Return advice for a model that does not accept these images, with its option for the image size if it has one."""
+    option = image_size_option(name, model)
+    return f"give --model.{option.replace('_', '-')} {shape[-1]}, or {advice}" if option else advice
+
+
 def build(name: str, classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
     """Build a model by name, with random weights and the given options."""
     options = options or {}
@@ -93,12 +105,27 @@ def build(name: str, classes: int, options: Mapping[str, Any] | None = None) -> 
     else:
         return from_function(source, inner, classes, options)
     try:
-        return make(**options)
+        with refuse_pickled_code():  # an option such as checkpoint_path names a file to load
+            return make(**options)
     except Exception as error:
         if not options:
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"{name} cannot be built with {as_arguments(options)}: {reason}") from error
+
+
+@contextmanager
+def refuse_pickled_code() -> Iterator[None]:
+    """Let torch.load read only tensors and plain values, unless the user trusts everything."""
+    before = os.environ.get(WEIGHTS_ONLY)
+    if not trusts_everything():
+        os.environ[WEIGHTS_ONLY] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(WEIGHTS_ONLY, None)
+        if before is not None:
+            os.environ[WEIGHTS_ONLY] = before
 
 
 def from_torchvision(name: str, classes: int) -> Callable[..., nn.Module]:
@@ -118,10 +145,12 @@ def from_timm(name: str, classes: int) -> Callable[..., nn.Module]:
 
 def from_function(module: str, function: str, classes: int, options: Mapping[str, Any]) -> nn.Module:
     """Build a user's own model."""
+    refuse_untrusted(f"{module}:{function}")
     found = import_or_advise(module, "name your own model as package.module:function")
     if not hasattr(found, function):
         raise ValueError(f"the module {module!r} has no function {function!r}{suggest(function, vars(found))}")
     make = getattr(found, function)
+    refuse_borrowed(f"{module}:{function}", make)
     try:
         inspect.signature(make).bind(classes=classes, **options)  # a TypeError raised inside the function is shown as it is
     except TypeError as error:

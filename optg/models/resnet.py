@@ -26,9 +26,26 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        if self.new_channels:  # take every second pixel, and zeros for the new channels
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
-        return F.relu(y + x)
+        return F.relu(y + self.shortcut(x))
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        if not self.new_channels:
+            return x
+        # take every second pixel, and zeros for the new channels
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+
+
+class ProjectedBlock(BasicBlock):
+    """A basic block whose shortcut is a projection where the shape changes (option B), as in torchvision's ResNet-18."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__(inputs, width, stride)
+        self.downsample: nn.Module = nn.Identity()
+        if inputs != width or stride != 1:
+            self.downsample = nn.Sequential(conv(inputs, width, 1, stride), nn.BatchNorm2d(width))
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        return self.downsample(x)
 
 
 class Bottleneck(nn.Module):
@@ -84,6 +101,15 @@ def resnet_cifar(depth: int, classes: int = 10) -> nn.Sequential:
     if depth < 8 or depth % 6 != 2:
         raise ValueError(f"depth is {depth}; expected 6n + 2, such as 20 or 56")
     return resnet(BasicBlock, (depth // 6,) * 3, 16, classes, small_images=True)
+
+
+def resnet18(classes: int = 1000, *, small_images: bool = False) -> nn.Sequential:
+    """ResNet-18 for 224×224 images: 11.7M parameters, 1.8G FLOPs.
+
+    Args:
+        small_images: start with a 3×3 convolution of stride 1 and no pooling, for 32×32 images: 11.2M parameters, 0.56G FLOPs.
+    """
+    return resnet(ProjectedBlock, (2, 2, 2, 2), 64, classes, small_images)
 
 
 def resnet50(classes: int = 1000, *, small_images: bool = False) -> nn.Sequential:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from optg.core.accounting import Account, count
+from optg.core.layer_kinds import REGISTERED, prunable
 from tests.toy import convnet
 
 LAYERS = {  # layer, shape of one example, weights × positions
@@ -214,3 +215,140 @@ def test_vgg19() -> None:
     assert account.parameters == account.nonzero == 20_035_018
     assert account.flops == account.dense_flops == 398_136_320  # the paper: 398 M
     assert len(account.layers) == 17
+
+
+# ---- recurrent layers, layers of other packages, experts
+
+
+class Outputs(nn.Module):
+    """Returns the first result of a recurrent layer, and takes a packed sequence if asked to."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, lengths: list[int] | None = None) -> Tensor:
+        if lengths:
+            return self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[0].data
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrent_layers_apply_their_weights_at_every_time_step(kind: str, gates: int) -> None:
+    model = Outputs(getattr(nn, kind)(6, 5, batch_first=True))
+    with torch.no_grad():
+        model.layer.weight_hh_l0[0] = 0.0
+    account = count(model, torch.randn(2, 7, 6))  # 2 examples of 7 time steps
+    ih, hh = gates * 5 * 6, gates * 5 * 5
+    assert rows(account) == {"layer.weight_ih_l0": (7, ih * 7), "layer.weight_hh_l0": (7, (hh - 5) * 7)}
+    assert account.dense_flops == (ih + hh) * 7
+
+
+def test_layers_directions_and_projections_of_an_lstm() -> None:
+    account = count(Outputs(nn.LSTM(6, 5, 2, bidirectional=True, proj_size=3, batch_first=True)), torch.randn(1, 4, 6))
+    first, second, recurrent, projection = 20 * 6, 20 * 6, 20 * 3, 3 * 5  # the second layer reads 2 × 3 outputs of the first
+    assert account.flops == 4 * 2 * (first + second + 2 * recurrent + 2 * projection)
+    assert len(account.layers) == 12
+
+
+def test_padding_of_a_packed_sequence_costs_nothing() -> None:
+    account = count(Outputs(nn.GRU(6, 5, batch_first=True)), (torch.randn(2, 7, 6), [7, 3]))
+    assert account.flops == (15 * 6 + 15 * 5) * 5  # 10 time steps for 2 examples
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTMCell", 4), ("GRUCell", 3), ("RNNCell", 1)])
+def test_recurrent_cells(kind: str, gates: int) -> None:
+    account = count(getattr(nn, kind)(6, 5), torch.randn(3, 6))
+    assert rows(account) == {"weight_ih": (1, gates * 30), "weight_hh": (1, gates * 25)}
+
+
+class Conv1D(nn.Module):
+    """Like that of transformers: a linear layer with an input-first weight."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(torch.randn(nx, nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class Channels(nn.Module):
+    """Like PyG's Linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = 6, 4
+        self.weight = nn.Parameter(torch.randn(4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+class Adapted(nn.Module):
+    """Like PEFT's layers: it has the sizes and the weight of the layer inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = nn.Linear(6, 4)
+        self.in_features, self.out_features = 6, 4
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x)
+
+
+@pytest.mark.parametrize("layer", [Conv1D(4, 6), Channels(), Adapted()])
+def test_linear_layers_of_other_packages(layer: nn.Module) -> None:
+    assert count(layer, torch.randn(2, 5, 6)).flops == 24 * 5
+
+
+def test_registered_classes() -> None:
+    class Mix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.bias = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(1, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.mix + self.bias
+
+    assert count(Mix(), torch.randn(2, 5, 6)).layers == []
+    prunable(Mix, output=1, input=0)
+    try:
+        assert rows(count(Mix(), torch.randn(2, 5, 6))) == {"mix": (5, 24 * 5)}
+    finally:
+        del REGISTERED[Mix]
+
+
+class Experts(nn.Module):
+    """Three experts, each a linear layer without an activation; token i goes to the experts `routes[i]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down_proj = nn.Parameter(torch.randn(3, 4, 6))
+        self.down_proj_bias = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor, routes: Tensor | None = None) -> Tensor:
+        if routes is None:
+            return torch.bmm(x.view(3, -1, 6), self.down_proj.transpose(1, 2)).view(-1, 4)
+        return torch.einsum("ti,tkoi->to", x, self.down_proj[routes])
+
+
+def test_tokens_count_for_the_experts_they_are_routed_to() -> None:
+    model = Experts()
+    with torch.no_grad():
+        model.down_proj[0] = 0.0
+        model.down_proj[1, 0] = 0.0  # 18 of 24 weights are left
+    routes = torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])
+    account = count(model, (torch.randn(4, 6), routes), batch_size=1)
+    assert account.flops == 0 * 4 + 18 * 3 + 24 * 1
+    assert account.dense_flops == 24 * 8
+    assert [(row.name, row.nonzero) for row in account.layers] == [("down_proj", 42)]
+
+
+def test_without_routes_experts_share_the_rows_of_the_input() -> None:
+    assert count(Experts(), torch.randn(9, 6), batch_size=1).flops == 24 * 9

@@ -39,6 +39,46 @@ def test_a_collapsed_layer_is_warned_about_once():
             sparsifier.optimizer.step()
 
 
+class Attention(nn.Module):
+    """One token attends to itself: the gradients of its query and key are 0."""
+
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q * k).sum(-1, keepdim=True).softmax(-1) * v
+
+
+def test_a_collapsed_part_of_a_layer_is_warned_about():
+    model = Attention()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"loss": lambda model, x: model(x).sum(), "batches": [torch.ones(1, 4)]}
+    with pytest.warns(UserWarning) as caught:  # the scores |g·w| of query and key are 0
+        optg.sparsify(model, optimizer, "snip", sparsity=2 / 3, epochs=2, steps_per_epoch=1, **given)
+    named = "layer collapse: snip has removed all weights of part 1, 2 of 3 of qkv.weight at step 0. "
+    assert [str(w.message) for w in caught] == [f"{named}sparsify(..., floor=0.02) keeps 2 % of every layer"]
+    model = Attention()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(action="error"):
+        optg.sparsify(model, optimizer, "snip", sparsity=2 / 3, epochs=2, steps_per_epoch=1, floor=0.02, **given)
+    assert all(part.count_nonzero() >= 1 for part in model.qkv.weight.chunk(3))
+
+
+def test_the_last_cut_of_finish_warns_of_a_collapsed_layer():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    nn.init.constant_(model[0].weight, 0.1)
+    nn.init.ones_(model[1].weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sparsifier = optg.sparsify(model, optimizer, "gmp", sparsity=0.5, epochs=10, steps_per_epoch=1)
+    with pytest.warns(UserWarning) as caught:
+        sparsifier.finish()
+    assert "One last cut" in str(caught[0].message)
+    assert "layer collapse: gmp has removed all 16 weights of 0.weight at step 0." in str(caught[1].message)
+    assert caught[1].filename == __file__
+
+
 def test_finishing_early_cuts_to_the_target_with_a_warning():
     model = convnet()
     optimizer, sparsifier = attach(model)

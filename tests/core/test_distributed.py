@@ -4,6 +4,7 @@ In float64 and without batch norm, results could differ only by rounding.
 """
 
 import copy
+import dataclasses
 import faulthandler
 import os
 
@@ -41,7 +42,7 @@ def full(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def train(name: str, wrapper: str, data, until: int = EPOCHS * STEPS):
+def train(name: str, wrapper: str, data, until: int = EPOCHS * STEPS, **options):
     model = network()
     target = goal(name, model, 0.9)
     model = WRAPPERS[wrapper](model)
@@ -49,7 +50,8 @@ def train(name: str, wrapper: str, data, until: int = EPOCHS * STEPS):
     rank, world = (0, 1) if wrapper == "one" else (dist.get_rank(), dist.get_world_size())
     data = [(x[rank::world], y[rank::world]) for x, y in data]
     sparsifier = optg.sparsify(
-        model, optimizer, short(name), epochs=EPOCHS, steps_per_epoch=STEPS, loss=entropy, batches=data, **target,
+        model, optimizer, dataclasses.replace(short(name), **options), epochs=EPOCHS, steps_per_epoch=STEPS, loss=entropy,
+        batches=data, **target,
     )  # fmt: skip
     for batch in data[:until]:
         step(model, optimizer, batch)
@@ -82,6 +84,8 @@ def train_and_compare(rank: int, world: int, store: str, report) -> None:
                     assert torch.equal(full(tensor), single.state_dict()["tensors"][kind][layer]), (name, wrapper, kind)
     check_ties_over_shards(rank, world)
     check_clipping(data)
+    check_split_filters()
+    check_sparse_opt(data)
     report.put(rank)
     dist.barrier()  # a process that exits early breaks the connections of the others
     os._exit(0)  # a normal exit sometimes aborts in torch's own threads
@@ -101,6 +105,16 @@ def check_ties_over_shards(rank: int, world: int) -> None:
         keep_top([mine], 1, shards=Shards(dist.group.WORLD, (True,)), names=["a"])
 
 
+def check_sparse_opt(data) -> None:
+    """Check that the factors of neurons, and what is learned with them, do not depend on how weights are split."""
+    _, single = train("dpf", "one", data, ham=20.0, sparse_opt=True)
+    for wrapper in ("ddp", "fsdp"):
+        _, sparsifier = train("dpf", wrapper, data, ham=20.0, sparse_opt=True)
+        saved, expected = (s.state_dict()["tensors"]["latent"] for s in (sparsifier, single))
+        for layer, latent in saved.items():
+            torch.testing.assert_close(full(latent), expected[layer], rtol=1e-6, atol=1e-9)
+
+
 def check_clipping(data) -> None:
     """Check that the norm of the received gradients does not depend on how weights are split."""
     norms = {}
@@ -112,6 +126,19 @@ def check_clipping(data) -> None:
         nn.functional.cross_entropy(model(x[rank::world]), y[rank::world]).backward()
         norms[wrapper] = [float(sparsifier.clip_grad_norm_(1e9, p)) for p in (2.0, 1.0, float("inf"))]
     assert norms["ddp"] == pytest.approx(norms["one"]) and norms["fsdp"] == pytest.approx(norms["one"])
+
+
+def check_split_filters() -> None:
+    """Check that ST-3 rescales filters whose inputs are split over the ranks, here unevenly, as one process does."""
+    found = []
+    for wrap in (lambda model: model, fully_shard):
+        torch.manual_seed(0)
+        model = wrap(nn.ConvTranspose2d(5, 6, 3, bias=False).double())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        method = METHODS["st3"](schedule="constant")
+        optg.sparsify(model, optimizer, method, sparsity=0.5, epochs=1, steps_per_epoch=9)
+        found.append(full(model.weight.detach()))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -78,7 +78,7 @@ def make_weights(names: list[str], floor: Floor | None, target: float = 0.0) -> 
     optimizer = torch.optim.SGD(parameters.values(), lr=0.1)
     weights = SparseWeights(parameters, optimizer, target, [LAYERS[name][1] for name in names])
     if floor:
-        weights.mask_set.set_floor(floor, weights.axes, target)
+        weights.mask_set.set_floor(floor, target)
     return weights
 
 
@@ -98,9 +98,9 @@ def test_cuts_are_those_of_the_oracle(data, names, share, by, few_values):
     weights = make_weights(names, floor)
     floats = st.sampled_from([0.0, -0.0, 1.0, math.inf, -math.inf]) if few_values else st.floats(-9, 9, width=32)
     scores = [torch.tensor(data.draw(st.lists(floats, min_size=s.numel(), max_size=s.numel()))).view(s) for s in weights.shapes]
-    room = weights.size - sum(weights.mask_set.least)
+    room = sum(weights.mask_set.pools[0].most)
     zeros = data.draw(st.integers(0, room))
-    weights.mask_set.cut(scores, zeros)
+    weights.mask_set.cut(scores, [zeros])
     assert all(torch.equal(a, b) for a, b in zip(weights.masks, oracle(scores, weights.axes, floor, zeros)))
     assert floor_holds(weights, floor) and int(weights.counts[:, 0].sum()) == zeros
 
@@ -113,8 +113,8 @@ def test_exchanges_keep_the_floor_and_the_count(names, share, by, moved, seed):
     generator = torch.Generator().manual_seed(seed)
     for value in weights.values:
         value.copy_(torch.randn(value.shape, generator=generator))
-    zeros = weights.size - sum(weights.mask_set.least) - seed % 3
-    weights.mask_set.cut([v.abs() for v in weights.values], max(zeros, 0))
+    zeros = sum(weights.mask_set.pools[0].most) - seed % 3
+    weights.mask_set.cut([v.abs() for v in weights.values], [max(zeros, 0)])
     before = weights.counts[:, 0].tolist()
     weights.show_effective()
     weights.exchange(moved, {i: torch.rand(v.shape, generator=generator) for i, v in enumerate(weights.values)})
@@ -126,7 +126,7 @@ def test_exchanges_keep_the_floor_and_the_count(names, share, by, moved, seed):
 def test_budgets_leave_room_for_the_floor(names, share, by, budget, sparsity):
     floor = Floor(share, by)
     weights = make_weights(names, floor)
-    if weights.size - zeros_at(sparsity, weights.size) < sum(weights.mask_set.least):
+    if zeros_at(sparsity, weights.size) > sum(weights.mask_set.pools[0].most):
         return
     weights.cut(weights.random(0), sparsity, budget)
     assert floor_holds(weights, floor) and int(weights.counts[:, 0].sum()) == zeros_at(sparsity, weights.size)
@@ -142,7 +142,7 @@ def test_nan_is_refused():
     scores = [torch.rand(shape) for shape in weights.shapes]
     scores[1][5, 3] = torch.nan
     with pytest.raises(FloatingPointError, match="NaN in the scores of 1 attention"):
-        weights.mask_set.cut(scores, 3)
+        weights.mask_set.cut(scores, [3])
 
 
 def test_the_memory_format_does_not_matter():

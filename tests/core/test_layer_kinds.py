@@ -78,6 +78,21 @@ def test_stacked_experts_have_a_part_for_each_expert():
     assert axes_of(named) == {"expert_weights": (1, 2, 3)} and axes_of(other) == {}
 
 
+@pytest.mark.parametrize("name", ["qkv", "c_attn", "in_proj", "Wqkv"])
+def test_fused_query_key_and_value_are_three_parts(name):
+    def named(layer: nn.Module) -> nn.Module:
+        block = nn.Module()
+        block.attn = nn.Module()
+        block.attn.add_module(name, layer)
+        return block
+
+    assert axes_of(named(nn.Linear(4, 12))) == {f"attn.{name}.weight": (0, 1, 3)}
+    assert axes_of(named(Conv1D(12, 4))) == {f"attn.{name}.weight": (1, 0, 3)}
+    assert axes_of(named(nn.Conv2d(4, 12, 1))) == {f"attn.{name}.weight": (0, 1, 3)}
+    assert axes_of(named(nn.Linear(4, 8))) == {f"attn.{name}.weight": (0, 1, 1)}  # fewer keys and values than queries
+    assert axes_of(nn.ModuleDict({"fc": nn.Linear(4, 12)})) == {"fc.weight": (0, 1, 1)}
+
+
 def test_any_class_can_be_registered():
     class Mix(nn.Module):
         def __init__(self):
@@ -154,7 +169,8 @@ def test_a_recurrent_model_trains_sparse(kind):
     torch.manual_seed(0)
     model = getattr(nn, kind)(6, 8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    sparsifier = optg.sparsify(model, optimizer, sparsity=0.9, epochs=5, steps_per_epoch=2)
+    # without a floor, a gate loses all its recurrent weights, which is warned about
+    sparsifier = optg.sparsify(model, optimizer, sparsity=0.9, epochs=5, steps_per_epoch=2, floor=0.02)
     with warnings.catch_warnings(action="error"):
         for _ in range(10):
             optimizer.zero_grad()

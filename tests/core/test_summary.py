@@ -1,7 +1,9 @@
 """What each layer keeps, as data and as a table."""
 
 import torch
+from torch import nn, optim
 
+import optg
 from optg.core.prunable import Axes
 from optg.core.summary import LayerSummary, as_table
 from tests.toy import EPOCHS, STEPS, batches, printed, sparse_convnet, step
@@ -62,3 +64,11 @@ def test_the_table_on_literal_numbers():
         "│ all   │         │   1,352 │   82 │   6.07% │   1,250 │       3 │",
         "└───────┴─────────┴─────────┴──────┴─────────┴─────────┴─────────┘",
     ]
+
+
+def test_a_layer_without_weights():
+    model = nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 4))
+    sparsifier = optg.sparsify(model, optim.SGD(model.parameters(), 0.1), "gmp", sparsity=0.5, steps=10)
+    empty = sparsifier.layers()[0]
+    assert (empty.weights, empty.kept, empty.density) == (0, 0, 1.0)
+    assert sparsifier.summary().columns[4]._cells[0] == "–"

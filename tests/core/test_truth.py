@@ -1,6 +1,7 @@
 """The model is sparse, or the user is told: rows of what real programs do to a model while it is being pruned."""
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import optg
+from optg.core.truth import refuse_nonfinite
 from optg.methods import METHODS
 from tests.toy import batches, convnet, entropy, goal, step
 
@@ -160,3 +162,12 @@ def test_one_nan_gradient_never_ends_in_silence(method):
         sparsifier.finish()
         if method == "supermask":  # its weights never move: only its scores can be NaN, and they make the next mask
             raise FloatingPointError("diverged")
+
+
+def test_finite_weights_whose_sum_overflows_are_not_refused():
+    model, _, sparsifier = start()
+    weight = model[0].weight.data.fill_(torch.finfo(torch.float32).max)
+    refuse_nonfinite(sparsifier.weights)
+    weight.view(-1)[2], weight.view(-1)[3] = math.inf, -math.inf
+    with pytest.raises(FloatingPointError, match=r"NaN or infinite weights in 0\.weight"):
+        refuse_nonfinite(sparsifier.weights)

@@ -36,8 +36,11 @@ TABLE = {
     "resnet44": Row(CIFAR, 10, 658_586, 97_174_144, 655_408),  # 0.66M
     "resnet56": Row(CIFAR, 10, 853_018, 125_485_696, 848_944),  # 0.85M
     "resnet110": Row(CIFAR, 10, 1_727_962, 252_887_680, 1_719_856),  # 1.7M
+    "resnet18-cifar": Row(CIFAR, 10, 11_173_962, 555_422_720, 11_164_352),
     "resnet50-cifar": Row(CIFAR, 10, 23_520_842, 1_297_829_888, 23_467_712),
+    "mobilenet_v1-cifar": Row(CIFAR, 10, 3_217_226, 175_556_608, 3_195_328),
     "vit_ti-cifar": Row(CIFAR, 10, 5_362_762, 345_638_784, 5_319_552),
+    "resnet18": Row(IMAGENET, 1000, 11_689_512, 1_814_073_344, 11_678_912),  # torchvision: 11,689,512
     "resnet50": Row(IMAGENET, 1000, 25_557_032, 4_089_184_256, 25_502_912),  # 25.6M, 4.09G
     "mobilenet_v1": Row(IMAGENET, 1000, 4_231_976, 568_740_352, 4_209_088),  # Howard et al.: 4.2M, 569M; OptG's: 4.12M
     "vit_s": Row(IMAGENET, 1000, 22_050_664, 4_241_218_560, 21_912_576),  # DeiT-S: 22M; 4.6G with the products inside attention

@@ -1,9 +1,9 @@
 """Passes: sweeps over the weights of all layers. Every backend defines the same functions.
 
-A step makes `restore`, `mask`, `settle`, `soften`, `accumulate`, `sum_signed`; a change of the mask makes `select`,
-`write_masks`, `new_masks`, `keep_above`. `reference` does them with torch operations on any device, `fused` with one Triton
-kernel each. A backend is a module with these functions, or with a class `Passes` that has them as methods and is made once per
-model.
+A step makes `restore`, `mask`, `settle`, `soften`, `accumulate`, `sum_signed`, and with HAM or SparseOpt `scale_outputs`,
+`hyperbolic`, `rescale`; a change of the mask makes `select`, `write_masks`, `new_masks`, `keep_above`. `reference` does them
+with torch operations on any device, `fused` with one Triton kernel each. A backend is a module with these functions, or with a
+class `Passes` that has them as methods and is made once per model.
 """
 
 from collections.abc import Iterable

@@ -12,9 +12,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from optg.core.passes import kernels, reference
+from optg.core.passes import kernels, reference, update_kernels
 from optg.core.passes.reference import SoftThreshold
-from optg.core.passes.tables import BLOCK, Table, Tables, filters, first_filters, index_maps
+from optg.core.passes.tables import BLOCK, Table, Tables, filters, first_filters, index_maps, output_neurons
 from optg.core.ranking import Cuts, Zeros, comparable, flat_scores, radix_select
 from optg.core.sharding import Shards
 
@@ -105,7 +105,7 @@ class Passes:
     ) -> None:
         table = self.find_table([values, latent], values, masks, latent) if threshold else None
         rows_first = not (threshold and threshold.rescale) or all(v.stride(0) == v[0].numel() for v in values)
-        if threshold is None or table is None or not rows_first:
+        if threshold is None or threshold.scales is not None or table is None or not rows_first:
             return reference.soften(values, masks, latent, effective, threshold)
         dtype, thresholds = TYPES[values[0].dtype], threshold.thresholds
         factors = sizes = thresholds  # pointers that are not read
@@ -144,6 +144,38 @@ class Passes:
         sums = torch.zeros(len(grads), columns, device=table.blocks.device)
         launch(kernels.sum_signed, table, sums, columns, TYPE=TYPES[grads[0].dtype])
         return list(sums.sum(1))
+
+    def scale_outputs(self, targets: list[Tensor], factors: list[Tensor]) -> None:
+        table, neurons = self.find_table([targets], targets), output_neurons(targets, factors)
+        if table is None or neurons is None:
+            return reference.scale_outputs(targets, factors)
+        launch(update_kernels.scale_outputs, table, neurons, TYPE=TYPES[targets[0].dtype])
+
+    def hyperbolic(
+        self, values: list[Tensor], before: list[Tensor], grads: list[Tensor], rates: list[Tensor], alpha: float
+    ) -> None:
+        if (table := self.find_table([values, before, grads], values, before, grads)) is None:
+            return reference.hyperbolic(values, before, grads, rates, alpha)
+        launch(update_kernels.hyperbolic, table, torch.stack(rates), alpha, reference.HAM_CLAMP, TYPE=TYPES[values[0].dtype])
+
+    def rescale(
+        self,
+        values: list[Tensor],
+        masks: list[Tensor],
+        before: list[Tensor],
+        decays: list[Tensor],
+        factors: list[Tensor] | None,
+        share: float,
+        strength: float,
+    ) -> None:
+        table = self.find_table([values, before], values, masks, before)
+        neurons = output_neurons(values, factors) if factors else table and table.blocks  # or a pointer that is not read
+        if table is None or neurons is None:
+            return reference.rescale(values, masks, before, decays, factors, share, strength)
+        numbers = torch.stack(decays), neurons, share, strength, reference.STEP_CLAMP
+        launch(
+            update_kernels.rescale, table, *numbers, TYPE=TYPES[values[0].dtype], OUTPUTS=factors is not None, HAM=strength != 0
+        )
 
     # ---- a change of the mask
 

@@ -23,10 +23,11 @@ class Tables:
     """Makes tables and caches them by address: parameters, masks and latent weights stay in place, and gradients mostly do."""
 
     KEPT = 16  # recently used tables, besides those that CUDA graphs use
+    SPARE = 3  # tables of one shape that a capture can make
 
     def __init__(self) -> None:
         self.tables: dict[Any, Table] = {}
-        self.spare: dict[Any, Tensor] = {}  # one pinned tensor per shape: none can be allocated during a capture
+        self.spare: dict[Any, list[Tensor]] = {}  # pinned tensors by shape: none can be allocated during a capture
         self.captured: list[Any] = []  # what graphs read at each replay
 
     def __call__(self, *lists: Sequence[Tensor]) -> Table | None:
@@ -48,7 +49,7 @@ class Tables:
     def make(self, lists: Sequence[Sequence[Tensor]], capturing: bool) -> Table | None:
         sizes, shape = tuple(t.numel() for t in lists[0]), (len(lists), len(lists[0]))
         device = lists[0][0].device
-        if capturing and (shape not in self.spare or (sizes, device) not in CACHE):  # no eager step came before
+        if capturing and (not self.spare.get(shape) or (sizes, device) not in CACHE):  # no eager step came before
             return None
         if not all(same_layout(tensors) for tensors in zip(*lists)):
             return None
@@ -60,10 +61,10 @@ class Tables:
         wide = not (found % WIDE).any() and not any(size % WIDE for size in sizes)
         addresses = torch.from_numpy(found)
         if capturing:
-            addresses = self.spare.pop(shape).copy_(addresses)
+            addresses = self.spare[shape].pop().copy_(addresses)
             self.captured.append(addresses)
-        elif shape not in self.spare and device.type == "cuda":
-            self.spare[shape] = addresses.pin_memory()
+        elif device.type == "cuda" and len(spare := self.spare.setdefault(shape, [])) < self.SPARE:
+            spare.append(addresses.pin_memory())
         return Table(CACHE[sizes, device], addresses.to(device, non_blocking=True), WIDE if wide else 1)
 
 
@@ -106,6 +107,26 @@ def first_filters(shapes: Sequence[torch.Size], device: torch.device) -> Tensor:
         counts = np.array([shape[0] for shape in shapes])
         inner = np.array([shape[1:].numel() for shape in shapes])
         CACHE[key] = torch.from_numpy(np.stack([counts.cumsum() - counts, inner])).to(device)
+    return CACHE[key]
+
+
+def output_neurons(tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> Tensor | None:
+    """Return where kernels find the factor of an entry's output neuron; None if they cannot use these factors.
+
+    Per tensor: the address of its factors, then stride and size of the outer and of the inner dimension that tell neurons
+    apart.
+    """
+    key = ("neurons", *((t.shape, t.stride(), f.data_ptr(), f.shape) for t, f in zip(tensors, factors)))
+    if key not in CACHE:
+        capturing = tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if capturing or any(f.dtype != torch.float32 for f in factors):  # a capture may not copy from the host
+            return None
+        rows = []
+        for tensor, factor in zip(tensors, factors):
+            dims = [(tensor.stride(d), factor.shape[d]) for d in range(tensor.ndim) if factor.shape[d] > 1]
+            (outer, outer_size), (inner, inner_size) = [(1, 1)] * (2 - len(dims)) + dims
+            rows.append([factor.data_ptr(), outer, outer_size, inner, inner_size])
+        CACHE[key] = torch.tensor(rows, device=tensors[0].device).T.contiguous()
     return CACHE[key]
 
 

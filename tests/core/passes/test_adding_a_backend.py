@@ -9,14 +9,28 @@ import torch
 import optg
 from optg.core import passes
 from optg.core.passes import reference
-from optg.core.passes.reference import accumulate, keep_above, new_masks, select, settle, sum_signed, write_masks
+from optg.core.passes.reference import (
+    accumulate,
+    hyperbolic,
+    keep_above,
+    new_masks,
+    rescale,
+    scale_outputs,
+    select,
+    settle,
+    sum_signed,
+    write_masks,
+)
 from optg.methods import METHODS
 from tests.methods.test_contract import EPOCHS, STEPS, attach
 from tests.toy import batches, step
 
 CALLS: list[str] = []
 
-__all__ = ["accumulate", "keep_above", "new_masks", "select", "settle", "sum_signed", "write_masks"]
+__all__ = [
+    "accumulate", "hyperbolic", "keep_above", "new_masks", "rescale", "scale_outputs", "select", "settle", "sum_signed",
+    "write_masks",
+]  # fmt: skip
 
 
 def restore(values, masks, latent):

@@ -40,19 +40,29 @@ def copy_of(given: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(**{name: [t.clone() for t in tensors] for name, tensors in vars(given).items()})
 
 
+def rates(step: float = 0.1) -> list[torch.Tensor]:
+    return [torch.tensor(step * i, device=DEVICE) for i in range(4)]
+
+
+# One factor per output: of the first dimension, the last, two of them as in a stack of experts, and of none.
+FACTORS = [torch.rand(shape, device=DEVICE) for shape in ((3, 1, 1, 1), (1, 30), (2, 5), (1, 1))]
+
 PASSES = {
     "restore": lambda p, x: p.restore(x.values, x.masks, x.latent),
     "settle": lambda p, x: p.settle(x.values, x.masks, x.latent),
     "mask": lambda p, x: p.mask(x.grads, x.masks),
     "mask, a share": lambda p, x: p.mask(x.grads, x.masks, 0.5),
-    "accumulate": lambda p, x: p.accumulate(
-        x.grads, x.masks, x.latent, x.momenta, x.scores, [torch.tensor(0.1 * i, device=DEVICE) for i in range(4)], 0.9, None
-    ),
+    "accumulate": lambda p, x: p.accumulate(x.grads, x.masks, x.latent, x.momenta, x.scores, rates(), 0.9, None),
     "accumulate, skipped": lambda p, x: p.accumulate(
         [torch.zeros_like(g) for g in x.grads], x.masks, x.latent, x.momenta, x.scores,
         [torch.tensor(0.0, device=DEVICE) for _ in range(4)], 0.9, torch.tensor(True, device=DEVICE),
     ),
     "sum_signed": lambda p, x: p.sum_signed(x.grads, x.masks, x.latent, torch.float32),
+    "scale_outputs": lambda p, x: p.scale_outputs(x.grads, FACTORS),
+    "hyperbolic": lambda p, x: p.hyperbolic(x.values, x.latent, x.grads, rates(), 3.0),
+    "rescale, a share": lambda p, x: p.rescale(x.values, x.masks, x.latent, rates(0.01), None, 0.5, 0.0),
+    "rescale, HAM": lambda p, x: p.rescale(x.values, x.masks, x.latent, rates(0.01), None, 0.0, 0.1),
+    "rescale, everything": lambda p, x: p.rescale(x.values, x.masks, x.latent, rates(0.01), FACTORS, 0.5, 0.1),
     "keep_above": lambda p, x: p.keep_above(x.masks, x.latent, torch.tensor([0.0, 0.5, 1.0, 9.0], device=DEVICE)),
 }  # fmt: skip
 
@@ -65,7 +75,7 @@ def test_each_pass_equals_the_reference(name, dtype, layout):
     expected, got = copy_of(given), copy_of(given)
     wanted, returned = PASSES[name](reference, expected), PASSES[name](fused, got)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype in (torch.float32, torch.float64) else {"rtol": 2e-2, "atol": 2e-2}
-    exact = not name.startswith(("accumulate", "sum"))
+    exact = not name.startswith(("accumulate", "sum", "scale", "hyperbolic", "rescale"))
     for kind, tensors in vars(expected).items():
         for want, have in zip(tensors, getattr(got, kind)):
             if exact:
@@ -89,6 +99,8 @@ def test_soften_equals_the_reference(power, rescale):
         mask.copy_(latent.abs() > t)  # like after a cut
     soft = SoftThreshold(method.thresholds, power, rescale)
     expected, got = copy_of(given), copy_of(given)
+    given.threshold_ratio = lambda layer: None
+    given.neuron_means = lambda layer, entries: entries.mean(list(range(1, entries.ndim)), keepdim=True)
     for module, target in ((reference, expected), (fused, got)):
         module.soften(target.values, target.masks, target.latent, lambda i, w: method.effective(given, i, w), soft)
     for want, have, mask in zip(expected.values, got.values, given.masks):

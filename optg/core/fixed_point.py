@@ -1,0 +1,40 @@
+"""Sums of floats that are the same in any order, on any device and over any number of ranks."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from optg.core.sharding import Shards
+
+
+class FixedPoint:
+    """Floats as integers, all scaled by one power of two, so that sums of them are exact.
+
+    Infinite values become the largest integers.
+    """
+
+    def __init__(self, values: Sequence[Tensor], terms: int, shards: Shards | None) -> None:
+        """Choose the scale for sums of up to `terms` values. `nan` tells which tensors hold NaN."""
+        device = values[0].device
+        self.nan = [value.isnan().any() for value in values]
+        finite = [value.abs().nan_to_num_(nan=0.0, posinf=0.0) for value in values if value.numel()]
+        nothing = torch.zeros((), dtype=torch.float64, device=device)
+        largest = torch.stack([nothing, *(value.amax().double().to(device) for value in finite)]).amax()
+        if shards:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=shards.group)
+        bits = 61 - max(terms - 1, 1).bit_length()  # of the integers
+        highest = min(int(math.log2(torch.finfo(value.dtype).max)) for value in values) - 1
+        self.factor = torch.ldexp(torch.ones_like(largest), (bits - torch.frexp(largest).exponent).clamp(max=highest))
+        self.limit = 2.0 ** (bits + 1)
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Return the values as int64; 0 for NaN."""
+        scaled = values * self.factor.to(values.device, values.dtype)
+        return scaled.nan_to_num_(nan=0.0, posinf=self.limit, neginf=-self.limit).round_().to(torch.int64)
+
+    def means(self, sums: Tensor, sizes: Tensor | int, nan: Tensor) -> Tensor:
+        """Return the means, in float64, of units with these sums and sizes; NaN if `nan` is set."""
+        return (sums.double() / sizes / self.factor.to(sums.device)).masked_fill_(nan, math.nan)

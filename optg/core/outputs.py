@@ -1,0 +1,45 @@
+"""SparseOpt: a factor per output neuron on the gradients of its weights (ICML 2026).
+
+For a neuron with sparsity s the factor is √(1 − s) / √(1 − mean s), with the mean over the neurons of its layer. A neuron
+without any weight has the factor 1.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from optg.core.weights import SparseWeights
+
+
+class OutputFactors:
+    """The factors of all layers. Each tensor broadcasts against its layer's weights, and is overwritten in place."""
+
+    def __init__(self, weights: SparseWeights) -> None:
+        self.weights = weights
+        self.dims = [axes.neurons for axes in weights.axes]
+        for name, dims, piece in zip(weights.names, self.dims, weights.shards.pieces if weights.shards else ()):
+            if piece and 0 not in dims:
+                raise ValueError(
+                    f"sparse_opt needs the whole of {name}, which FSDP2 has split along its inputs; expected output-first "
+                    "weights, or DDP"
+                )
+        sizes = [[v.shape[d] if d in dims else 1 for d in range(v.ndim)] for v, dims in zip(weights.values, self.dims)]
+        self.tensors = [torch.ones(s, dtype=weights.state_dtype, device=d) for s, d in zip(sizes, weights.devices)]
+        self.counts: Tensor | None = None  # of the masks that the factors belong to
+
+    def renew(self) -> None:
+        """Compute the factors again if the masks have changed. Does not wait for the device."""
+        if self.counts is self.weights.counts:
+            return
+        self.counts = self.weights.counts
+        neurons = [math.prod(shape[d] for d in dims) for shape, dims in zip(self.weights.shapes, self.dims)]
+        inner = [shape.numel() // count for shape, count in zip(self.weights.shapes, neurons)]
+        inputs = [[d for d in range(mask.ndim) if d not in dims] for mask, dims in zip(self.weights.masks, self.dims)]
+        dtype = self.weights.state_dtype
+        density = [m.sum(dims, keepdim=True).to(dtype) / size for m, dims, size in zip(self.weights.masks, inputs, inner)]
+        device = self.weights.devices[0]
+        sums = self.weights.mask_set.total(torch.stack([d.sum().to(device) for d in density]))
+        for factor, own, total, count in zip(self.tensors, density, sums, neurons):
+            mean = total.to(own.device) / count
+            factor.copy_((own / mean).sqrt().where(own > 0, 1.0))
