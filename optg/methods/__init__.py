@@ -16,9 +16,12 @@ from optg.methods.gsm import GSM
 from optg.methods.imp import IMP
 from optg.methods.keep import Keep
 from optg.methods.optg import OptG
+from optg.methods.phoenix import Phoenix
 from optg.methods.rigl import RigL
+from optg.methods.s_ste import SSTE
 from optg.methods.set import SET
 from optg.methods.snip import SNIP
+from optg.methods.sr_ste import SRSTE
 from optg.methods.st3 import ST3, ST3Sigma
 from optg.methods.str_ import STR
 from optg.methods.supermask import Supermask
@@ -47,6 +50,9 @@ METHODS: dict[str, type[Method]] = {
     "st3": ST3,
     "st3-sigma": ST3Sigma,
     "feather": Feather,
+    "phoenix": Phoenix,
+    "sr-ste": SRSTE,
+    "s-ste": SSTE,
     "keep": Keep,
 }
 
@@ -89,7 +95,8 @@ def describe() -> list[dict[str, str]]:
     rows = []
     for name, method in METHODS.items():
         back = "its value" if method.keeps_pruned else "0"
-        options = [f"{key}={value!r}" for key, value in defaults(name).items()]
+        shared = {(field.name, field.default) for field in fields(Method)}  # the options of every method, at their defaults
+        options = [f"{key}={value!r}" for key, value in defaults(name).items() if (key, value) not in shared]
         rows.append(
             {
                 "name": name,

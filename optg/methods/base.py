@@ -1,13 +1,16 @@
 """What a method is. The training loop, with the places where a method is called:
 
     sparsify(model, optimizer, ...)         method.prepare           first mask, own state
+    model(x)                                method.trial_threshold   forward may try dormant weights (phoenix)
     loss.backward()                         the untouched model      p.grad = dL/d(effective weight), dense
     optimizer.step()
         before it                           parameters <- latent
                                             method.exchange          if it changes the mask by the dense gradient
                                             method.after_backward    route the gradient to what is learned
+                                            SparseOpt                if asked for: a factor per output neuron
         the optimizer                       any of torch's           moves the latent weights
-        after it                            clock += 1
+        after it                            HAM                      if asked for: a multiplicative step
+                                            clock += 1
                                             method.after_update      if the mask changes now
                                             parameters <- effective
     sparsifier.finish()                     method.cut               only if the target was not reached
@@ -18,7 +21,7 @@ A method is a dataclass: its fields are its options.
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -46,9 +49,18 @@ class Method:
     learns_sparsity: ClassVar[bool] = False  # the sparsity follows from training, whatever the target
     needs_minimization: ClassVar[bool] = False  # it learns from the gradient's sign, so the loss must be minimized
     needs_all_gradients: ClassVar[bool] = False  # of all weights at once: it works with a single optimizer only
+    regrows_at_zero: ClassVar[bool] = False  # removed weights come back, and start at 0
+    single_weights: ClassVar[str] = ""  # why it can only remove single weights; empty if it can remove them in groups
+    rate_schedule: ClassVar[str | None] = None  # the schedule of the learning rate that it is meant for, if one
     renamed: ClassVar[dict[str, str]] = {}  # options of earlier versions: old name -> new name
+    added: ClassVar[dict[str, float]] = {"ham": 0.0, "sparse_opt": False}  # options that states of earlier versions lack
+
+    ham: float = field(default=0.0, kw_only=True)  # α of HAM, a multiplicative step after each additive one (50 to 200); 0: off
+    sparse_opt: bool = field(default=False, kw_only=True)  # SparseOpt: scale updates of each output neuron by √ its density
 
     def __post_init__(self) -> None:
+        if not 0 <= self.ham < math.inf:
+            raise ValueError(f"ham is {self.ham}; expected α, at least 0")
         # Learned beside the weights and saved with them: a list has one tensor per layer, a dict has names of its own.
         self.state: dict[str, list[Tensor] | dict[str, Tensor]] = {}
 
@@ -63,8 +75,18 @@ class Method:
         return False
 
     @property
+    def tries_dormant(self) -> bool:
+        """Whether some training steps use a lower threshold in forward, see `trial_threshold`."""
+        return False
+
+    @property
     def cycles(self) -> int:
         """The number of equal cycles that training consists of. The learning rate should restart with each."""
+        return 1
+
+    @property
+    def least_epochs(self) -> int:
+        """The epochs that the method needs. A shorter run is divided as if its length were given in steps alone."""
         return 1
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
@@ -94,8 +116,12 @@ class Method:
         """Change the mask after the optimizer's step. The parameters hold latent weights; the clock has moved."""
 
     def capturable(self, clock: Clock) -> bool:
-        """Return whether a CUDA graph can replay the next step: it changes no mask before the optimizer's step."""
-        return not self.due_before_update(clock)
+        """Return whether a CUDA graph can replay the next step: its forward is as usual, no mask changes before it."""
+        return not self.due_before_update(clock) and self.trial_threshold(clock) is None
+
+    def reads_removed(self, clock: Clock) -> bool:
+        """Return whether the next step reads the gradients of removed weights, which then must be computed."""
+        return self.dormant_gradient > 0 or self.due_before_update(clock)
 
     def metrics(self, clock: Clock, lr: float) -> dict[str, float]:
         """Return numbers to log about the next step, besides its learning rate."""
@@ -107,6 +133,10 @@ class Method:
 
     def soft_threshold(self) -> SoftThreshold | None:
         """Return the numbers behind `effective` if it is a soft threshold, so that all layers can be computed at once."""
+        return None
+
+    def trial_threshold(self, clock: Clock) -> SoftThreshold | None:
+        """Return a lower threshold that forward uses in the next training step, if this step tries dormant weights."""
         return None
 
     def release(self) -> None:

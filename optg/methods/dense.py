@@ -14,6 +14,7 @@ class Dense(Method):
     paper: ClassVar[str] = "–"
     when: ClassVar[str] = "never"
     revives: ClassVar[bool] = False
+    single_weights: ClassVar[str] = "it removes nothing"
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if weights.target:

@@ -31,7 +31,7 @@ class GSM(Method):
             products = torch._foreach_mul(list(grads.values()), [values[i] for i in grads])
             torch._foreach_abs_(products)
             known = dict(zip(grads, products))
-        saliency = {i: known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)}
+        saliency = [known[i] if i in known else torch.zeros_like(w) for i, w in enumerate(values)]
         active = weights.keep_top(saliency, weights.zeros(weights.target))
         weights.mask_gradients(masks=active)
 

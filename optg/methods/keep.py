@@ -23,6 +23,7 @@ class Keep(Method):
     revives: ClassVar[bool] = False
     needs_target: ClassVar[bool] = False
     learns_sparsity: ClassVar[bool] = True  # it is that of the given model
+    single_weights: ClassVar[str] = "it keeps the zeros that the model has"
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if odd := [name for name, value in zip(weights.names, weights.values) if value.isnan().any()]:

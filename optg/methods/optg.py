@@ -52,9 +52,13 @@ class OptG(Gradual):
     def freezes_dormant(self) -> bool:
         return not self.dormant_decay
 
+    @property
+    def least_epochs(self) -> int:
+        return 2 if self.every is None else 1  # the first cut is at the start of the second
+
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
-        if clock.epochs < 2 and self.every is None and weights.target:
-            raise ValueError("OptG cuts its first mask at the start of the second epoch; epochs is 1, expected at least 2")
+        if clock.epochs < self.least_epochs and weights.target:
+            raise ValueError("OptG cuts its first mask after the first step; training has a single step, expected at least 2")
         self.warn_of_a_jump(weights, clock)
         self.sgd = ScoreSGD(weights.zeros_like(), self.momentum)
         self.state = {"scores": self.sgd.scores, "momenta": self.sgd.momenta}
@@ -74,6 +78,9 @@ class OptG(Gradual):
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
         return self.sgd.scores
+
+    def reads_removed(self, clock: Clock) -> bool:
+        return True
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         if isinstance(self.score_lr, float):

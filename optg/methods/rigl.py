@@ -22,6 +22,7 @@ from optg.methods.base import Gradual
 class RigL(Gradual):
     paper: ClassVar[str] = "Evci et al. 2020"
     grows_by_gradient: ClassVar[bool] = True
+    regrows_at_zero: ClassVar[bool] = True
     renamed: ClassVar[dict[str, str]] = {"hold": "skip_update_on_exchange"}
 
     schedule: str = "constant"
@@ -47,7 +48,9 @@ class RigL(Gradual):
 
     def exchange(self, weights: SparseWeights, clock: Clock) -> None:
         sparsity = self.sparsity(weights, clock)
-        if self.schedule != "constant" and sparsity > weights.sparsity:  # a shrinking budget: the smallest weights go first
+        if (
+            self.schedule != "constant" and max(weights.missing_zeros(sparsity)) > 0
+        ):  # a shrinking budget: the smallest weights go first
             self.cut(weights, sparsity)
             weights.show_effective()  # a weight that is cut and grown in one step starts at 0 too
         share = self.fraction * (1 + math.cos(math.pi * ramp(clock, 0, self.last_exchange()))) / 2

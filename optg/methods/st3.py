@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from optg.core.clock import Clock
-from optg.core.passes.reference import SoftThreshold
+from optg.core.passes.reference import SoftThreshold, power_threshold
 from optg.core.probe import Probe
 from optg.core.weights import SparseWeights
-from optg.methods.feather import Feather, power_threshold
+from optg.methods.soft import Soft
 
 
 @dataclass
-class ST3(Feather):
+class ST3(Soft):
     paper: ClassVar[str] = "Vanderschueren & De Vleeschouwer 2023"
 
     start: float = 0.05
+    end: float = 0.5
     every: int | None = 1
     power: float = 1.0
     theta: float | None = 1.0
@@ -48,12 +49,12 @@ class ST3(Feather):
 
     def effective(self, weights: SparseWeights, layer: int, latent: Tensor) -> Tensor:
         t = self.layers("thresholds")[layer]
-        soft = power_threshold(latent, t, self.power)
+        soft = power_threshold(latent, t, self.power, weights.threshold_ratio(layer))
         if not self.rescale:
             return soft
-        dims = list(range(1, latent.ndim))
         magnitude = latent.abs()
-        kept = (magnitude * weights.masks[layer]).mean(dims, keepdim=True) / (magnitude.mean(dims, keepdim=True) + 1e-12)
+        kept = weights.neuron_means(layer, magnitude * weights.masks[layer])
+        kept = kept / (weights.neuron_means(layer, magnitude) + 1e-12)
         return (soft * (1.01 / (kept + 0.01))).where(t > 0, latent)
 
 

@@ -24,6 +24,7 @@ class STR(Method):
     keeps_pruned: ClassVar[bool] = True
     needs_minimization: ClassVar[bool] = True
     learns_sparsity: ClassVar[bool] = True
+    single_weights: ClassVar[str] = "it learns a threshold for single weights"
 
     initial: float = -200.0  # s before training
     decay: float | None = None  # of s; None: the weight decay of the weights

@@ -41,7 +41,7 @@ class Supermask(Gradual):
         refuse_unknown("first", self.first, ["random", "magnitude"])
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
-        bounds = [(shape[0] / shape.numel()) ** 0.5 for shape in weights.shapes]  # 1 / √fan-in
+        bounds = [(count / shape.numel()) ** 0.5 for count, shape in zip(weights.neurons, weights.shapes)]  # 1 / √fan-in
         if self.first == "magnitude":
             weights.cut(super().scores(weights), self.sparsity(weights, clock), self.budget)
             first = [torch.where(mask, 1.0, 0.99).to(weights.state_dtype) for mask in weights.masks]
@@ -56,6 +56,9 @@ class Supermask(Gradual):
 
     def scores(self, weights: SparseWeights) -> list[Tensor]:
         return list(torch._foreach_abs(self.sgd.scores))
+
+    def reads_removed(self, clock: Clock) -> bool:
+        return True
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         if not (grads := weights.grads):

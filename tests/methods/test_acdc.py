@@ -10,7 +10,7 @@ from optg.core.clock import Clock
 from optg.methods import ACDC
 from tests.toy import batches, convnet, sgd, sparse_convnet, step
 
-METHOD = ACDC(start=0.1, phase=0.1, final=0.3)
+METHOD = ACDC(start=0.1, phase=0.1, final=0.3, spare_neurons=False)
 TABLE = "dd ss dd ss dd ss dd ssssss".replace(" ", "")  # the phase of each of 20 steps: dense or sparse
 
 
@@ -117,3 +117,46 @@ def test_training_may_start_sparse():
 def test_phases_of_the_published_run_of_100_epochs():
     """Peste et al. prune at epochs 10, 20 … 70 and 85, and revive all weights at 15, 25 … 75."""
     assert phases(ACDC(), 100) == "d" * 10 + ("s" * 5 + "d" * 5) * 7 + "d" * 5 + "s" * 15
+
+
+# ---- neurons
+
+
+def grow_back(spare_neurons):
+    """Remove a filter with small weights, then revive it. Return how many weights it kept, and its largest weight afterwards.
+
+    The largest weight of the other filters is about 1.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
+    )
+    nn.init.normal_(model[0].weight, std=0.4)
+    nn.init.normal_(model[4].weight, std=0.4)
+    model[0].weight.data[3].clamp_(-0.1, 0.1)
+    nn.init.constant_(model[1].bias, 0.5)  # else ReLU would stop the gradient of a filter that is 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    method = ACDC(start=0.0, phase=0.25, final=0.25, spare_neurons=spare_neurons)
+    sparsifier = optg.sparsify(model, optimizer, method, sparsity=0.5, steps=20)
+    kept = int(sparsifier.masks["0.weight"][3].sum())
+    for batch in batches(10):  # 5 sparse steps, 5 dense ones
+        step(model, optimizer, batch)
+    assert sparsifier.sparsity == 0.0 and 0.8 < float(model[0].weight[:3].abs().max()) < 2
+    return kept, float(model[0].weight[3].abs().max())
+
+
+def test_a_neuron_that_lost_all_weights_explodes_when_it_is_revived_at_0():
+    kept, largest = grow_back(spare_neurons=False)
+    assert kept == 0 and largest > 10
+
+
+def test_a_neuron_that_kept_a_weight_does_not():
+    kept, largest = grow_back(spare_neurons=True)
+    assert kept == 1 and largest < 3
+
+
+def test_states_saved_before_neurons_were_spared_resume_with_the_published_rule():
+    _, _, sparsifier = sparse_convnet(METHOD)
+    state = sparsifier.state_dict()
+    state["options"] = {k: v for k, v in state["options"].items() if k in ("start", "phase", "final")}
+    sparsifier.load_state_dict(state)

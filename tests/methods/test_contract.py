@@ -56,6 +56,8 @@ def test_at_sparsity_0_training_equals_dense_training_bit_for_bit(name, optimize
     if name == "supermask":  # trains only scores, never the prunable weights
         for layer in sparsifier.masks:
             plain.get_parameter(layer).requires_grad_(False)
+    if sparsifier.method.ham:  # the dense training to compare with has it too
+        optg.sparsify(plain, plain_opt, METHODS["dense"](ham=sparsifier.method.ham), sparsity=0.0, steps=EPOCHS * STEPS)
     for batch in batches(EPOCHS * STEPS):
         assert step(model, opt, batch) == step(plain, plain_opt, batch)
     for a, b in zip(model.state_dict().values(), plain.state_dict().values()):

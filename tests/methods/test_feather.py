@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import optg
+from optg.core.passes.reference import power_threshold
 from optg.core.ranking import zeros_at
 from optg.methods import DPF, Feather
-from optg.methods.feather import power_threshold
 from tests.toy import batches, convnet, step
 
 SGD = {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-2}

@@ -18,7 +18,7 @@ def test_methods_do_not_make_masks_themselves():
 
 
 def test_method_files_are_short_and_do_not_mention_what_the_core_handles():
-    shared = {"__init__.py", "base.py", "scores.py"}
+    shared = {"__init__.py", "base.py", "scores.py", "soft.py"}
     files = [file for file in FOLDER.glob("*.py") if file.name not in shared]
     lengths = {file.name: len(file.read_text().splitlines()) for file in files}
     assert max(lengths.values()) <= 90 and sum(lengths.values()) / len(lengths) <= 45, lengths

@@ -238,10 +238,26 @@ def test_a_sigmoid_that_is_too_flat_to_reach_the_target_gives_a_warning():
             sparsify(None, end=0.5)
 
 
-def test_a_run_of_one_epoch_is_refused():
-    with pytest.raises(ValueError, match="epochs is 1, expected at least 2"):
+def test_a_run_of_one_epoch_is_divided_like_one_whose_length_is_given_in_steps():
+    found = []
+    for length in ({"epochs": 1, "steps_per_epoch": 12}, {"steps": 12}, {"epochs": 1, "steps": 12}):
+        torch.manual_seed(0)
         model = convnet()
-        optg.sparsify(model, torch.optim.SGD(model.parameters(), lr=0.1), "optg", sparsity=0.5, epochs=1, steps_per_epoch=5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        sparsifier = optg.sparsify(model, optimizer, "optg", sparsity=0.9, **length)
+        seen = []
+        for batch in batches(12):
+            step(model, optimizer, batch)
+            seen.append(sparsifier.sparsity)
+        assert seen == sorted(seen) and 0 < seen[0] < seen[4] < seen[5] < seen[-2] == seen[-1] == 1736 / 1928
+        found.append(sparsifier.masks)
+    assert all(torch.equal(mask, other[name]) for other in found[1:] for name, mask in found[0].items())
+
+
+def test_a_run_of_one_step_is_refused():
+    model = convnet()
+    with pytest.raises(ValueError, match="training has a single step, expected at least 2"):
+        optg.sparsify(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.5, epochs=1, steps_per_epoch=1)
 
 
 def test_score_lr_is_a_number_or_a_known_name():

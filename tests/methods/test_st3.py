@@ -9,7 +9,7 @@ from torch import nn
 
 import optg
 from optg.methods import ST3, ST3Sigma
-from tests.toy import batches, convnet, step
+from tests.toy import Conv1D, Experts, batches, convnet, step
 
 SGD = {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-2}
 TOTAL = 20
@@ -26,9 +26,9 @@ def cut_layers(cls: type[ST3], values: list, zeros: int, **options):
     return model, optg.sparsify(model, optimizer, method, sparsity=sparsity, epochs=1, steps_per_epoch=9)
 
 
-def published(w, t, mask, rescale=True):
+def published(w, t, mask, rescale=True, filters=(0,)):
     """Return (w − sign(w)·t) of kept weights, times 1.01 / (kept + 0.01) per filter; kept = mean|w·mask| / mean|w|."""
-    dims = tuple(range(1, w.ndim))
+    dims = tuple(dim for dim in range(w.ndim) if dim not in filters)
     kept = (w * mask).abs().mean(dims, keepdim=True) / w.abs().mean(dims, keepdim=True)
     return (w - w.sign() * t) * mask * (1.01 / (kept + 0.01) if rescale else 1.0)
 
@@ -69,6 +69,18 @@ def test_rescaling_works_on_filters_of_a_convolution():
     optg.sparsify(model, optimizer, ST3(schedule="constant"), sparsity=0.5, epochs=1, steps_per_epoch=9)
     t = w.abs().flatten().sort().values[w.numel() // 2 - 1]
     assert torch.allclose(model.weight, published(w, t, w.abs() > t), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("model", "filters"), [(nn.ConvTranspose2d(4, 6, 3, bias=False), (1,)), (Conv1D(6, 4), (1,)), (Experts(3, 4, 5), (0, 1))]
+)
+def test_rescaling_works_on_the_filters_of_input_first_weights_and_experts(model, filters):
+    model.double()
+    w = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optg.sparsify(model, optimizer, ST3(schedule="constant"), sparsity=0.5, epochs=1, steps_per_epoch=9)
+    t = w.abs().flatten().sort().values[w.numel() // 2 - 1]
+    assert torch.allclose(model.weight, published(w, t, w.abs() > t, filters=filters), rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

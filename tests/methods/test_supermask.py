@@ -8,7 +8,7 @@ from torch import nn
 
 import optg
 from optg.methods import Supermask
-from tests.toy import batches, convnet, step
+from tests.toy import Conv1D, Experts, batches, convnet, step
 
 TOTAL = 12
 SGD = {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-2}
@@ -101,6 +101,17 @@ def test_first_scores_are_uniform_within_one_over_root_fan_in_and_depend_on_the_
         assert 0.9 * bound < score.max() <= bound and -bound <= score.min() < -0.9 * bound
         assert score.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
     assert torch.equal(first(0)[1], first(0)[1]) and not torch.equal(first(0)[1], first(1)[1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "fan_in"),
+    [(nn.ConvTranspose2d(4, 24, 3), 4 * 9), (Conv1D(60, 9), 9), (Experts(8, 20, 12), 12), (nn.GRU(16, 10), 16)],
+)
+def test_the_fan_in_follows_the_output_dimension(layer, fan_in):
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    sparsifier = optg.sparsify(layer, optimizer, Supermask(), sparsity=0.5, epochs=1, steps_per_epoch=2)
+    score, bound = sparsifier.method.state["scores"][0], fan_in**-0.5
+    assert 0.95 * bound < score.max() <= bound
 
 
 def test_first_scores_by_magnitude_keep_the_largest_weights():
