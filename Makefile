@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 -rs --strict-skips
 
-.PHONY: demo test test-long lint bench clean
+.PHONY: demo test test-long campaign lint bench clean
 
 demo: .venv/ready ## train a small net on the bundled digits, dense and sparse
 	$(BIN)/python examples/digits.py
@@ -14,6 +14,10 @@ test: .venv/ready lint ## lint, check types, run all tests but the long ones; fa
 
 test-long: .venv/ready ## run the tests that take too long for CI
 	$(PYTEST) -m long || [ $$? = 5 ] # 5: no test is marked long
+
+HOURS ?= 2
+campaign: .venv/ready ## continue the reliability campaign for HOURS (at most 2), and write docs/reliability.md
+	nice -n 19 $(BIN)/python -m tests.campaign.driver --hours $(HOURS)
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check .

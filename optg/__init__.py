@@ -3,27 +3,34 @@
 sparsifier = optg.sparsify(model, optimizer, method="optg", sparsity=0.95, epochs=100, steps_per_epoch=len(loader))
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # not imported from typing: `python -m optg` must import nothing before optg.trust, see there
 if TYPE_CHECKING:
+    from typing import Any
+
     from optg import methods
+    from optg.core.adopt import masks_from
+    from optg.core.channels.shrink import shrink
     from optg.core.layer_kinds import prunable
     from optg.deploy.compile import compile
     from optg.deploy.export import save
     from optg.deploy.packed import load
+    from optg.deploy.quantize import quantize
     from optg.sparsifier import Sparsifier, sparsify
 
-__all__ = ["Sparsifier", "compile", "load", "methods", "prunable", "save", "sparsify"]
+__all__ = ["Sparsifier", "compile", "load", "masks_from", "methods", "prunable", "quantize", "save", "shrink", "sparsify"]
 __version__ = "0.1.0"
 HOMES = {
     "compile": "optg.deploy.compile",
     "load": "optg.deploy.packed",
+    "masks_from": "optg.core.adopt",
     "prunable": "optg.core.layer_kinds",
+    "quantize": "optg.deploy.quantize",
     "save": "optg.deploy.export",
+    "shrink": "optg.core.channels.shrink",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import torch when it is first needed, not before: `optg --help` answers at once."""
     from importlib import import_module
 

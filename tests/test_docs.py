@@ -7,7 +7,7 @@ from optg.methods import METHODS, markdown
 
 ROOT = Path(__file__).parent.parent
 README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RESULTS.md")] + sorted(
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RESULTS.md", "SECURITY.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
 PAGE = """# The methods
@@ -15,6 +15,13 @@ PAGE = """# The methods
 `optg methods` prints this table; `python tests/test_docs.py` writes it here. Each option is a field of the method's class, such
 as `optg.methods.{example}(alpha=1.0)`, and a flag of the command line: `optg train --method optg --method.alpha 1.0`. Each file
 in `optg/methods/` explains its own options.
+
+Every method, `dense` included, also has these options ([design.md](design.md) has the details):
+
+- `ham` (0.0): α of HAM, a multiplicative step after each step of the optimizer; 50 to 200 are usual.
+- `sparse_opt` (False): SparseOpt, which scales the updates of each output neuron by the square root of its relative density.
+
+The columns:
 
 - *prunes*: when weights are removed.
 - *revives to*: the value with which a removed weight can come back; "–" if it never does.

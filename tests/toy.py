@@ -38,6 +38,22 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32, bias=False), nn.ReLU(), nn.Linear(32, 10, bias=False))
 
 
+class Conv1D(nn.Module):
+    """A linear layer with an input-first weight, like that of transformers."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.weight = nf, nn.Parameter(torch.randn(nx, nf))
+
+
+class Experts(nn.Module):
+    """A stack of expert weights."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape))
+
+
 def batches(count: int, size: int = 16, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
     """Return random images and labels."""
     g = torch.Generator().manual_seed(seed)

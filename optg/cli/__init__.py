@@ -11,11 +11,13 @@ import warnings
 from importlib import import_module
 
 import optg
+from optg import trust
 from optg.cli.errors import explains_itself, is_interrupt, missing_package
-from optg.naming import nearest
+from optg.naming import nearest, visible
 
 COMMANDS = (
     "train",
+    "verify",
     "evaluate",
     "summary",
     "methods",
@@ -32,8 +34,10 @@ RENAMED = {"run": "predict"}
 
 def main() -> None:
     """Run the command that `sys.argv` names."""
-    warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"  # without the line of code
-    sys.path.append(os.getcwd())  # for users' own models and datasets; last, so that no file there hides a package
+    warnings.formatwarning = lambda message, category, *_: (
+        f"{category.__name__}: {visible(message)}\n"
+    )  # without the line of code
+    trust.leave_working_directory()  # it comes back when the command line names a user's own model or dataset
     try:
         run_command(sys.argv[1:])
     except BrokenPipeError:  # for example `optg … | head`
@@ -48,7 +52,7 @@ def main() -> None:
             sys.exit(2)
         if not explains_itself(error):
             raise
-        print(f"optg: {error}", file=sys.stderr)
+        print(f"optg: {visible(error)}", file=sys.stderr)
         sys.exit(2)
 
 

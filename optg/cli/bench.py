@@ -1,10 +1,13 @@
 """The command `optg bench`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from optg import trust
+from optg.training.arguments import ModelOptions, TrustFlag, parse_with_model_options
 
 
 @dataclass
@@ -14,25 +17,29 @@ class BenchOptions:
     batches: tuple[int, ...] = (1, 32)  # batch sizes to measure
     threads: tuple[int, ...] = ()  # numbers of threads to measure; by default 1 and the number of cores
     seconds: float = 2.0  # minimum time for each engine in each setting
-    # any of optg, torch, torch.compile, onnxruntime, "openvino f32", "openvino bf16"; by default all that are installed
+    # any of optg, torch, torch.compile, onnxruntime, "openvino f32", "openvino bf16", "optg int8", "onnxruntime int8",
+    # "openvino int8" and, on a GPU, "gpu bf16", "gpu bf16 2:4", "gpu bf16 shrunk"; by default all that are installed
     engines: tuple[str, ...] = ()
     output: Path | None = None  # JSON file to write
     plot: Path | None = None  # figure to write: .png, .svg or .pdf
     sparsity: float | None = None  # sparsity of a model given by name, with ERK layer budgets; by default 0.9
     classes: int | None = None  # number of classes of such a model; by default 1000 for ImageNet models, else 10
     shape: tuple[int, int, int] | None = None  # channels, height and width of its images
+    model_options: ModelOptions = field(default_factory=dict)
+    trust: TrustFlag = False
 
 
 def main(args: list[str]) -> None:
-    """Compare the speed of a model on this CPU: optg, torch, torch.compile, onnxruntime and OpenVINO."""
-    options = tyro.cli(BenchOptions, args=args, prog="optg bench", description=main.__doc__)
-
-    from rich.console import Console
+    """Compare the speed of a model on this CPU: optg, torch, torch.compile, onnxruntime and OpenVINO; and on a GPU if any."""
+    options = parse_with_model_options(BenchOptions, args, "optg bench", main.__doc__)
+    if options.trust:
+        trust.allow_everything()
 
     from optg.deploy import bench
+    from optg.terminal import PlainConsole
 
-    subject = bench.Subject(options.what, options.sparsity, options.classes, options.shape)
+    subject = bench.Subject(options.what, options.sparsity, options.classes, options.shape, options.model_options)
     bench.run_benchmark(
         subject, list(options.engines), list(options.batches), list(options.threads), options.seconds, options.output,
-        options.plot, Console(),
+        options.plot, PlainConsole(),
     )  # fmt: skip

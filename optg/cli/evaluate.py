@@ -6,17 +6,23 @@ from typing import Annotated
 
 import tyro
 
+from optg import trust
+from optg.training.arguments import TrustFlag
+
 
 @dataclass
 class EvaluateOptions:
     # run folder, or one of its checkpoints (RUN/checkpoints/step-N)
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")]
     device: str = "auto"  # cuda, cuda:N or cpu; auto: a GPU if there is one
+    trust: TrustFlag = False
 
 
 def main(args: list[str]) -> None:
     """Measure the accuracy of a run, or of one of its checkpoints, on the test images."""
     options = tyro.cli(EvaluateOptions, args=args, prog="optg evaluate", description=main.__doc__)
+    if options.trust:
+        trust.allow_everything()
 
     from optg import data as datasets
     from optg.training.evaluation import evaluate

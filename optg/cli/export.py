@@ -6,6 +6,10 @@ from typing import Annotated, Literal
 
 import tyro
 
+from optg import trust
+from optg.naming import visible
+from optg.training.arguments import TrustFlag
+
 DESCRIPTION = """Write a trained model as one small file.
 
 Example: optg export runs/digits-optg-0.95-seed0"""
@@ -19,12 +23,16 @@ class ExportOptions:
     to: Literal["packed", "safetensors", "onnx"] = "packed"
     output: Path | None = None  # file to write; by default in the run folder, or beside the packed file
     values: Literal["float32", "bfloat16"] = "float32"  # type of the weights in a packed file; bfloat16 rounds them
+    shrink: bool = False  # remove channels that are 0, which makes the model smaller on any hardware; for packed and onnx
+    trust: TrustFlag = False
 
 
 def main(args: list[str]) -> None:
     """Write a trained model as one small file."""
     options = tyro.cli(ExportOptions, args=args, prog="optg export", description=DESCRIPTION)
+    if options.trust:
+        trust.allow_everything()
 
     from optg.deploy.export import export
 
-    print(export(options.what, options.to, options.output, options.values))
+    print(visible(export(options.what, options.to, options.output, options.values, options.shrink)))

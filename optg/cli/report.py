@@ -6,6 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from optg.naming import visible
+
 
 @dataclass
 class ReportOptions:
@@ -21,4 +23,4 @@ def main(args: list[str]) -> None:
 
     from optg.report import write
 
-    print(write(options.runs, options.output, options.title))
+    print(visible(write(options.runs, options.output, options.title)))

@@ -25,14 +25,19 @@ class CellResult:
         return statistics.fmean(summary[key] for summary in self.summaries)
 
     @property
+    def accuracies(self) -> list[float]:
+        """Return the accuracy of each seed in %: on validation images if the run held some out, else on test images."""
+        return [100 * summary.get("validation", summary)["accuracy"] for summary in self.summaries]
+
+    @property
     def accuracy(self) -> float:
         """Return the mean accuracy in %."""
-        return 100 * self.mean("accuracy")
+        return statistics.fmean(self.accuracies)
 
     @property
     def deviation(self) -> float | None:
         """Return the standard deviation of the accuracy over seeds, or None for a single seed."""
-        return statistics.stdev(100 * s["accuracy"] for s in self.summaries) if len(self.summaries) > 1 else None
+        return statistics.stdev(self.accuracies) if len(self.summaries) > 1 else None
 
     @property
     def difference(self) -> float | None:

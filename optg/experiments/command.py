@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
+from optg import trust
 from optg.terminal import wide_console
+from optg.training.arguments import TrustFlag
 
 if TYPE_CHECKING:
     from optg.experiments.declaration import Experiment, Selection
@@ -51,6 +53,7 @@ class Execution:
     launcher: Literal["local", "ray"] = "local"  # where to run: processes on this machine, or tasks of a Ray cluster
     gpus: float | None = None  # with --launcher ray: GPUs of each run, such as 0.25; by default 1 if the cluster has any
     cpus: float = 1.0  # with --launcher ray: CPU cores of each run
+    trust: TrustFlag = False
     mps: Annotated[bool, Flag] = False  # let the runs on a GPU share it through NVIDIA's MPS
     device: str = "auto"  # cuda, cpu; auto: a GPU if there is one; several GPUs are used in turn
     minutes: float | None = None  # time limit, after which the runs save and stop, as after Ctrl-C
@@ -81,6 +84,8 @@ def reproduce(options: Reproduce) -> int:
     from optg.experiments.declaration import load_experiment
     from optg.experiments.records import finished_runs, records_beside
 
+    if execution.trust:
+        trust.allow_everything()
     selection = build_selection(options)
     experiments = [load_experiment(name, selection) for name in dict.fromkeys(options.names)]
     if execution.plot and not (len(experiments) == 1 and experiments[0].by_sparsity):
@@ -198,6 +203,8 @@ def build_selection(options: Reproduce) -> "Selection":
     named = {"epochs": change.epochs, "data": change.data, "folder": change.folder, "model": change.model}
     settings = dict(parse_setting(text) for text in change.set)
     settings |= {key: value for key, value in named.items() if value is not None}
+    trust.allow(settings.get("model"))
+    trust.allow(settings.get("data"))
     return Selection(
         on=tuple(dict.fromkeys(which.on)),
         only=which.only,

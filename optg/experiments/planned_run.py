@@ -73,10 +73,14 @@ class PlannedRun:
 
 
 def run_key(summary: dict[str, Any]) -> str:
-    """Return the key of a finished run. Settings and options missing from an older summary count as their defaults."""
+    """Return the key of a finished run. Settings missing from an older summary count as their defaults.
+
+    So do options, unless the method says what it did before it had them.
+    """
     method = METHODS.get(summary["method"])
     settings = dataclasses.asdict(Recipe()) | summary["settings"]
-    options = defaults(summary["method"]) | current_options(summary["method"], summary["options"])
+    before = method.added if method else {}
+    options = defaults(summary["method"]) | before | current_options(summary["method"], summary["options"])
     settings = {k: v for k, v in settings.items() if k not in EXECUTION_SETTINGS}
     settings["model"] = re.sub(f"{re.escape(PREFIX)}.*/", PREFIX, settings["model"])  # ignore the folder a model is in
     settings["milestones"] = list(settings["milestones"])  # JSON has no tuples

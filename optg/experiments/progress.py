@@ -1,7 +1,6 @@
 """Show the running jobs as a live table in a terminal."""
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from optg.experiments.launcher import Job
+from optg.report.runs import parse_json
 
 
 @contextlib.contextmanager
@@ -39,6 +39,6 @@ def jobs_table(title: str, jobs: list[Job], output: Path) -> Table:
 
 def last_metrics(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(path.read_text().splitlines()[-1])
+        return parse_json(path.read_bytes().splitlines()[-1], str(path))
     except (OSError, ValueError, IndexError):  # the file is not there yet, or its last line is incomplete
         return None

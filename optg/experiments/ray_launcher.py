@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from optg import trust
 
 RETRIES = 3  # of each run
 POLL_SECONDS = 0.2
@@ -51,7 +54,7 @@ class RayLauncher:
         stop_file = log.absolute().with_suffix(".stop")
         stop_file.unlink(missing_ok=True)
         task = self.task.options(name=log.stem, **self.options)
-        return RayRun(task.remote(command, Path.cwd(), log.absolute(), stop_file), log, stop_file)
+        return RayRun(task.remote(command, Path.cwd(), log.absolute(), stop_file, trust.allowed()), log, stop_file)
 
 
 class RayRun:
@@ -79,8 +82,12 @@ class RayRun:
             file.write(f"{int(sig)}\n")
 
 
-def run_command(command: list[str], folder: Path, log_path: Path, stop_file: Path) -> int:
-    """Run a command on a node of the cluster and append its output to a log. Return its exit status."""
+def run_command(command: list[str], folder: Path, log_path: Path, stop_file: Path, trusted: Sequence[str] = ()) -> int:
+    """Run a command on a node of the cluster and append its output to a log. Return its exit status.
+
+    Args:
+        trusted: names of code that the user allowed where the command was given.
+    """
     if stop_file.exists():
         return 128 + signal.SIGINT
     command = [sys.executable, *command[1:]]  # this node's Python
@@ -91,7 +98,7 @@ def run_command(command: list[str], folder: Path, log_path: Path, stop_file: Pat
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", trust.VARIABLE: "\n".join(trusted)},
             preexec_fn=prepare_process,
         )
         sent = 0

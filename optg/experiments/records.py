@@ -5,11 +5,15 @@ import fcntl
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 from optg.experiments.planned_run import run_key
-from optg.report.runs import REQUIRED, SETTINGS, require
+from optg.report.runs import REQUIRED, SETTINGS, parse_json, require
+from optg.training.errors import DamagedFile
+from optg.training.manifest import MANIFEST, SUMMARY
+from optg.training.run_files import RunFiles
 
 Summaries = dict[str, dict[str, Any]]  # summaries by their run_key
 SUMMARY_TYPES = REQUIRED | dict.fromkeys(("recipe", "command", "hardware"), str) | dict.fromkeys(("options", "versions"), dict)
@@ -27,7 +31,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not text; expected the summary.json of a run in each line") from None
     for number, line in enumerate(lines, 1):
         try:
-            summary = json.loads(line) if line.strip() else None
+            summary = parse_json(line, f"{path}, line {number}") if line.strip() else None
         except ValueError:
             summary = None
             if number < len(lines):
@@ -63,7 +67,7 @@ def append_record(path: Path, summary: dict[str, Any]) -> bool:
         text = file.read()
         if last := text[text.rfind(b"\n") + 1 :]:
             try:
-                json.loads(last)
+                parse_json(last, str(path))
                 file.write(b"\n")
             except ValueError:
                 file.truncate(len(text) - len(last))
@@ -105,19 +109,32 @@ def has_a_record(path: Path) -> bool:
         return False
     for line in lines:
         with contextlib.suppress(ValueError):
-            return bool(check_summary(json.loads(line), str(path)))
+            return bool(check_summary(parse_json(line, str(path)), str(path)))
     return False
 
 
 def finished_runs(output: Path, recorded: Summaries) -> Summaries:
     """Return every finished run that is recorded or has its folder in `output`."""
     summaries: Summaries = {}
-    for path in sorted(output.glob("*/summary.json")):
+    old = 0
+    for path in sorted(output.glob(f"*/{SUMMARY}")):
         try:
-            summary = check_summary(json.loads(path.read_text(errors="replace")), str(path))
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); delete it, and the run will finish again from its checkpoint"
-            ) from None
-        summaries[run_key(summary)] = summary
+            summary, is_old = read_summary(path.parent)
+        except DamagedFile as error:
+            raise ValueError(f"{error}. To finish the run again, give its command from logs/{path.parent.name}.log") from None
+        old += is_old
+        if summary is not None:
+            summaries[run_key(summary)] = summary
+    if old:
+        warnings.warn(
+            f"{old} runs in {output} have no {MANIFEST}: an older version wrote them, so they cannot be checked", stacklevel=2
+        )
     return summaries | recorded
+
+
+def read_summary(folder: Path) -> tuple[dict[str, Any] | None, bool]:
+    """Return the checked summary of a run folder, None if the run has not finished; and whether an older version wrote it."""
+    files = RunFiles(folder)
+    if not files.has(SUMMARY):
+        return None, files.is_old
+    return check_summary(files.summary(), str(folder / SUMMARY)), files.is_old

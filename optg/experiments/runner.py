@@ -5,10 +5,8 @@ runs, which save and stop; the same command continues later.
 """
 
 import contextlib
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,13 +16,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from optg import trust
 from optg.experiments.history import RunHistory
 from optg.experiments.launcher import Job, Launcher, LocalLauncher, interrupt_at_exit
 from optg.experiments.planned_run import PlannedRun, run_key
 from optg.experiments.processes import last_line, train_here
 from optg.experiments.progress import jobs_table, live_table
-from optg.experiments.records import check_summary
+from optg.experiments.records import read_summary
+from optg.terminal import PlainConsole
 from optg.training import folder as run_folder
+from optg.training.run_files import RunFiles
 
 POLL_SECONDS = 0.1
 
@@ -44,7 +45,7 @@ class Runner:
         self.output, self.jobs, self.device = output, jobs, device
         self.launcher = launcher or LocalLauncher(jobs, device)
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
-        self.console = console or Console()
+        self.console = console or PlainConsole()
         self.history = RunHistory(output, record_file)
         self.waiting: list[PlannedRun] = []
         self.running: list[Job] = []
@@ -79,8 +80,7 @@ class Runner:
         return self.has_model(run) or all(self.history.has(other) for other in runs_starting_from(run, runs))
 
     def has_model(self, run: PlannedRun) -> bool:
-        folder = self.output / run.name
-        return (folder / "model.safetensors").is_file() and (folder / "summary.json").is_file()
+        return RunFiles(self.output / run.name).finished
 
     # ---- in separate processes
 
@@ -139,7 +139,7 @@ class Runner:
         self.say(f"started {run.name}")
 
     def command(self, run: PlannedRun) -> list[str]:
-        return [sys.executable, "-m", "optg", *self.arguments(run)]
+        return [*trust.python(), "-m", "optg", *self.arguments(run)]
 
     def arguments(self, run: PlannedRun) -> list[str]:
         return [*run.arguments, "--output", str(self.output / run.name), "--device", self.device]
@@ -164,14 +164,13 @@ class Runner:
 
     def ended(self, run: PlannedRun, status: int, seconds: float) -> None:
         """Record a run that finished; report one that failed."""
-        path = self.output / run.name / "summary.json"
-        if path.is_file():
-            try:
-                summary = check_summary(json.loads(path.read_text()), str(path))
-            except ValueError as error:
-                self.failed.append(run.name)
-                self.say(f"failed: {run.name}: its summary.json is damaged: {error}")
-                return
+        try:
+            summary, _ = read_summary(self.output / run.name)
+        except ValueError as error:
+            self.failed.append(run.name)
+            self.say(f"failed: {run.name}: its summary.json is damaged: {error}")
+            return
+        if summary is not None:
             if run_key(summary) == run.key:
                 self.finished(run, summary, seconds)
                 return

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 
 PREFIX = "optg.experiments.trained:"
+OPENING: list[Path] = []  # runs whose models are being built, each starting from the next
 
 
 def __getattr__(name: str) -> Callable[..., nn.Module]:
@@ -18,6 +19,13 @@ def __getattr__(name: str) -> Callable[..., nn.Module]:
     def build(classes: int) -> nn.Module:
         from optg.training.saved import SavedRun
 
-        return SavedRun.open(name).model(classes)
+        folder = Path(name).resolve()
+        if folder in OPENING:
+            raise ValueError(f"the run {name} starts from its own model; expected a recipe that names another one")
+        OPENING.append(folder)
+        try:
+            return SavedRun.open(name).model(classes)
+        finally:
+            OPENING.pop()
 
     return build

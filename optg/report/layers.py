@@ -1,6 +1,5 @@
 """The density of each layer at the end of a run: from its last recorded cut, or else counted in its weights."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from optg.report.markup import is_number
-from optg.report.runs import RunRecord
+from optg.report.runs import RunRecord, parse_json
+from optg.training.checkpoint import TENSORS, list_checkpoints
+from optg.training.manifest import MODEL
 from optg.training.recipe import RecipeError
 
 
@@ -36,12 +37,13 @@ def by_number(item: tuple[str, Any]) -> list[tuple[int, str]]:
 
 def weights_file(run: RunRecord) -> tuple[Path | None, str]:
     """Return the weights of a finished run, or else its newest checkpoint, and the prefix of names in that file."""
-    if run.folder is None:
+    if run.files is None:
         return None, ""
-    if (run.folder / "model.safetensors").is_file():
-        return run.folder / "model.safetensors", ""
-    checkpoints = sorted(run.folder.glob("checkpoints/step-*/tensors.safetensors"))
-    return (checkpoints[-1], "model.") if checkpoints else (None, "")
+    if run.files.has(MODEL):
+        run.files.check(MODEL)
+        return run.files.path / MODEL, ""
+    checkpoints = list_checkpoints(run.files.path / "checkpoints")
+    return (checkpoints[-1] / TENSORS, "model.") if checkpoints else (None, "")
 
 
 def sizes_of_model(run: RunRecord) -> dict[str, int]:
@@ -62,7 +64,7 @@ def read_header(file: Path, prefix: str) -> dict[str, dict[str, Any]]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         try:
-            header: Any = json.loads(opened.read(length)) if length < file.stat().st_size else None
+            header: Any = parse_json(opened.read(length), str(file)) if length < file.stat().st_size else None
             return {
                 name.removeprefix(prefix): {**entry, "start": 8 + length + entry["data_offsets"][0]}
                 for name, entry in header.items()

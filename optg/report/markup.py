@@ -4,14 +4,16 @@ import html
 import re
 from typing import TypeGuard
 
-ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # not allowed in XML, even escaped
+from optg.naming import INVISIBLE
+
+NOT_IN_XML = re.compile("[\ufffe\uffff]")  # not even escaped, like most of the invisible characters
 
 UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def plain(value: object) -> str:
-    """Return text with the characters that XML forbids replaced."""
-    return ILLEGAL.sub("�", str(value))
+    """Return text with replacements for invisible characters and those that XML forbids."""
+    return NOT_IN_XML.sub("�", INVISIBLE.sub("�", str(value)))
 
 
 def escape(value: object) -> str:

@@ -89,7 +89,7 @@ def group_section(i: int, plots: GroupPlots) -> str:
     parts += plot_section(
         "Accuracy against sparsity and FLOPs", plots.results, "No finished run has an accuracy.", "figures large"
     )
-    if not any(run.folder for run in group.runs):
+    if not any(run.files for run in group.runs):
         note = "Only the summaries of these runs are known. Curves, schedules, cuts and layers need the folders of the runs."
         return "\n".join([*parts, missing_note(note), "</section>"])
     parts += plot_section("Training", plots.training, "No epoch has been recorded yet.")

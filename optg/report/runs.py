@@ -1,20 +1,26 @@
 """Runs, read from their folders or from files of summaries.
 
 A run's folder is one that `optg train` wrote; a folder of such folders stands for all of them. A `.jsonl` file has one
-summary.json per line; a `.json` file is one summary. An unfinished run is read up to its last epoch.
+summary.json per line; a `.json` file is one summary. An unfinished run is read up to its last epoch;
+it has no result. Everything that the run's manifest lists is checked.
 """
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optg.files import load_json
 from optg.methods import METHODS, current_options, defaults
 from optg.report.markup import is_number, sparsity_label
 from optg.training import recipe
+from optg.training.manifest import MANIFEST, RECIPE, SUMMARY
+from optg.training.metrics import METRICS
 from optg.training.recipe import EXECUTION_SETTINGS, RecipeError
+from optg.training.run_files import RunFiles
 
 REQUIRED = {"method": str, "settings": dict, "accuracy": float, "sparsity": float}
 SETTINGS = {"model": str, "data": str, "sparsity": float, "epochs": int, "seed": int}
@@ -32,7 +38,7 @@ class RunRecord:
     accuracy: float | None
     sparsity: float | None  # reached
     rows: list[dict[str, Any]] = field(default_factory=list)  # one per epoch
-    folder: Path | None = None
+    files: RunFiles | None = None  # of its folder
     summary: dict[str, Any] = field(default_factory=dict)
     label: str = ""  # short, and unique within its group
 
@@ -45,7 +51,7 @@ class RunRecord:
     def target(self) -> float:
         """The requested sparsity, or the sparsity reached (to 0.01 %) if the method learns it."""
         learns = self.method in METHODS and METHODS[self.method].learns_sparsity
-        return round(self.sparsity, 4) if learns and self.sparsity is not None else self.settings["sparsity"]
+        return round(self.sparsity, 4) if learns and is_number(self.sparsity) else self.settings["sparsity"]
 
     @property
     def epoch(self) -> int:
@@ -72,6 +78,11 @@ def read_runs(paths: Iterable[Path]) -> list[RunRecord]:
                 found.append(read_folder(folder))
         if not path.is_dir():
             found += [run for run in read_summaries(path) if all(run.summary != other.summary for other in found)]
+    if old := sum(run.files is not None and run.files.is_old for run in found):
+        warnings.warn(
+            f"{old} of {len(found)} runs have no {MANIFEST}: an older version wrote them, so they cannot be checked",
+            stacklevel=2,
+        )
     if not found:
         raise RecipeError("nothing to report; give the folder of a run, or a .jsonl file of summaries")
     return found
@@ -90,20 +101,19 @@ def find_run_folders(path: Path) -> list[Path]:
 
 
 def read_folder(path: Path) -> RunRecord:
-    rows = read_metrics(path / "metrics.jsonl")
-    name, summary = path.resolve().name, path / "summary.json"
-    if summary.is_file():
-        run = from_summary(parse_json(summary.read_bytes(), str(summary)), str(summary), name)
-        run.rows, run.folder = rows, path
+    files = RunFiles(path)
+    rows, name = files.intact_rows(), path.resolve().name
+    for i, row in enumerate(rows, 1):
+        require(row, {"epoch": int}, f"{path / METRICS}, line {i}")
+    content = files.read(RECIPE)
+    if files.has(SUMMARY):
+        run = from_summary(files.summary(), str(path / SUMMARY), name)
+        run.rows, run.files = rows, files
         return run
-    try:
-        plan = recipe.load(str(path / "recipe.toml"))
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path / 'recipe.toml'} is damaged: {error}") from None
-    last = rows[-1] if rows else {}
-    settings, options = as_json(asdict(plan.recipe)), as_json(asdict(recipe.build_method(plan, str(path / "recipe.toml"))))
+    plan = recipe.read_file(path / RECIPE, content)
+    settings, options = as_json(asdict(plan.recipe)), as_json(asdict(recipe.build_method(plan, str(path / RECIPE))))
     return RunRecord(
-        name, plan.method, settings, options, False, last.get("accuracy"), last.get("sparsity"), rows, path,
+        name, plan.method, settings, options, False, None, rows[-1].get("sparsity") if rows else None, rows, files,
         {"seconds": sum(row["seconds"] for row in rows if is_number(row.get("seconds")))},
     )  # fmt: skip
 
@@ -139,25 +149,11 @@ def from_summary(known: Any, where: str, name: str) -> RunRecord:
     )  # fmt: skip
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return one row per epoch. A last line without its end is skipped: the process was killed while writing it."""
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()
-    rows = []
-    for i, line in enumerate(lines, 1):
-        row = parse_json(line, f"{path}, line {i}")
-        require(row, {"epoch": int}, f"{path}, line {i}")
-        rows.append(row)
-    return rows
-
-
-def parse_json(data: bytes, where: str) -> Any:
+def parse_json(data: str | bytes, where: str) -> Any:
+    """Parse JSON from a file."""
     try:
-        return json.loads(data)
-    except ValueError as error:
+        return load_json(data)
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{where} is damaged: {error}") from None
 
 

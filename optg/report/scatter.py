@@ -93,7 +93,8 @@ def means(dots: list[Dot]) -> list[Place]:
     """Return the mean over seeds for each requested sparsity."""
     targets = sorted({dot.run.target for dot in dots})
     at = [[dot for dot in dots if dot.run.target == target] for target in targets]
-    return [(statistics.fmean(dot.x for dot in same), statistics.fmean(dot.y for dot in same)) for same in at]
+    found = [same for same in at if same]  # a sparsity of NaN, in a forged summary, equals nothing
+    return [(statistics.fmean(dot.x for dot in same), statistics.fmean(dot.y for dot in same)) for same in found]
 
 
 def run_markers(group: RunGroup, dots: list[Dot]) -> list[Series]:

@@ -36,7 +36,7 @@ def comparison_table(group: RunGroup) -> str:
     rows = []
     for i in order:
         run = group.runs[i]
-        row = [f"{swatch(group.looks[i])}{run_name(run)}", percent(run.accuracy)]
+        row = [f"{swatch(group.looks[i])}{run_name(run)}", percent(run.accuracy) if run.finished else "no result"]
         if group.paper:
             point = group.paper.at(run.method, run.target)
             comparable = point and run.finished and is_number(run.accuracy) and run.settings["epochs"] == group.paper.epochs

@@ -21,14 +21,18 @@ LAYERS = [
     {"step"},
     {"methods"},
     {"core"},
-    {"files", "machine", "naming", "terminal"},
+    {"terminal"},
+    {"files", "machine", "naming", "trust"},
 ]
 HEIGHTS = {name: height for height, layer in enumerate(reversed(LAYERS)) for name in layer}
 ENTRY_POINTS = {"", "__main__"}  # optg/__init__.py forwards to every layer; optg/__main__.py starts the command line
 
 SPARSE_TRAINING = ("core", "methods", "step", "sparsifier")
 ALLOWED_PACKAGES = {"torch", "numpy", "optg", *sys.stdlib_module_names}
-MAY_USE_TRITON = "optg.core.passes."  # imported only where tensors are on a GPU; the CUDA builds of torch bring Triton
+OPTIONAL_PACKAGES = {  # module prefix -> the package that its functions import
+    "optg.core.passes.": "triton",  # only where tensors are on a GPU; the CUDA builds of torch bring Triton
+    "optg.core.channels.trace": "torch_pruning",  # an extra; without it, finding coupled channels raises ImportError
+}
 CLI_PACKAGES = ("rich", "tyro", "PIL", "matplotlib", "safetensors")
 
 MAX_FILE_LINES, MAX_CLASS_LINES = 350, 200
@@ -64,7 +68,7 @@ def test_sparse_training_needs_only_torch_and_numpy() -> None:
     for file in FILES:
         module = module_name(file)
         if area(module) in SPARSE_TRAINING:
-            allowed = ALLOWED_PACKAGES | ({"triton"} if module.startswith(MAY_USE_TRITON) else set())
+            allowed = ALLOWED_PACKAGES | {package for prefix, package in OPTIONAL_PACKAGES.items() if module.startswith(prefix)}
             found = [(line, name) for line, name in imports(file) if name.split(".")[0] not in allowed]
             foreign += [f"{file.relative_to(ROOT)}:{line} imports {name}" for line, name in found]
     assert not foreign, "\n".join(foreign)

@@ -33,6 +33,7 @@ def calls_of_ours(run: Any) -> list[tuple[str, str]]:
 
 
 def test_a_step_without_a_cut_enters_few_files() -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optg.sparsify(model, optimizer, method="optg", sparsity=0.5, epochs=4, steps_per_epoch=10)  # cuts at steps 10, 20, 30

@@ -21,6 +21,13 @@ def test_mean_deviation_and_difference():
     assert format_result(result)[3:6] == ["", "93.79", ""]
 
 
+def test_runs_with_a_validation_split_count_by_it():
+    experiment = load_experiment("phoenix-ideas", Selection(only=("θ 1",), columns=("99",)))
+    [run] = experiment.runs
+    found = by_key(fake_summary(run, accuracy=0.7, validation={"images": 5000, "accuracy": 0.6, "loss": 1.0}))
+    assert run.plan.recipe.validate and [r.accuracy for r in collect_results(experiment, found)] == [60.0]
+
+
 def test_a_difference_needs_the_same_sparsity_as_the_papers():
     experiment = load_experiment("mobilenet", Selection(on=("imagenet",), only=("gmp",), columns=("90",)))
 

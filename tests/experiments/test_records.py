@@ -100,3 +100,21 @@ def test_an_impossible_summary_is_reported_with_its_line(tmp_path, change, messa
     with pytest.raises(ValueError, match=f"a.jsonl, line 1.*{message}"):
         read_records(record_file)
     assert records_in(tmp_path) == {}
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a": ' * 100_000, "1" * 5000])
+def test_a_hostile_line_is_refused(tmp_path, line):
+    file = tmp_path / "a.jsonl"
+    append_record(file, fake_summary(load_experiment("dormant-decay").runs[0]))
+    file.write_text(f"{line}\n{file.read_text()}")
+    for read in (read_records, lambda file: records_in(file.parent)):
+        with pytest.raises(ValueError, match=r"a\.jsonl, line 1"):
+            read(file)
+
+
+def test_an_integer_of_400_digits_is_refused(tmp_path):
+    summary = fake_summary(load_experiment("dormant-decay").runs[0])
+    for change in ({"flops": 10**400}, {"seconds": 10**400}, {"settings": {**summary["settings"], "epochs": 10**400}}):
+        (tmp_path / "a.jsonl").write_text(json.dumps(summary | change) + "\n")
+        with pytest.raises(ValueError, match=r"a\.jsonl, line 1"):
+            read_records(tmp_path / "a.jsonl")

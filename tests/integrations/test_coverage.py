@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import optg
+from optg.core.accounting import count
 from tests.torchvision_import import import_torchvision
 
 transformers = pytest.importorskip("transformers")
@@ -55,7 +56,7 @@ def vit() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "axes", "dense"),
     [
-        (gpt2, {(1, 0, 1)}, {"transformer.wte.weight", "transformer.wpe.weight"}),  # the head is tied to wte
+        (gpt2, {(1, 0, 3), (1, 0, 1)}, {"transformer.wte.weight", "transformer.wpe.weight"}),  # the head is tied to wte
         (mixtral, {(0, 1, 1), (1, 2, 3)}, {"model.embed_tokens.weight", "model.layers.0.mlp.gate.weight"}),
         (bert, {(0, 1, 1)}, None),
         (vit, {(0, 1, 1)}, None),
@@ -68,6 +69,18 @@ def test_transformers(make: Callable[[], nn.Module], axes, dense):
     assert {tuple(layer.axes) for layer in sparsifier.layers()} == axes
     left = {name for name, p in model.named_parameters() if p.ndim > 1 and name not in sparsifier.masks}
     assert left == dense or (dense is None and all("embed" in name or "token" in name for name in left))
+
+
+@pytest.mark.parametrize(
+    ("make", "weights"),
+    [
+        (gpt2, 16 * 48 + 16 * 16 + 2 * 16 * 64 + 50 * 16),
+        (mixtral, (16 + 8 + 8 + 16) * 16 + 2 * (64 * 16 + 16 * 32) + 50 * 16),  # a token uses 2 of 3 experts
+    ],
+)
+def test_flops_of_transformers(make: Callable[[], nn.Module], weights: int):
+    account = count(make(), {"input_ids": torch.randint(50, (2, 7)), "use_cache": False})
+    assert account.flops == account.dense_flops == 7 * weights
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto", "mixer_s32_224", "levit_128s"])

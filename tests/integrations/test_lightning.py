@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
@@ -123,6 +124,31 @@ def test_loggers_follow_the_sparsity_within_an_epoch(tmp_path: Path) -> None:
     with open(tmp_path / "lightning_logs" / "version_0" / "metrics.csv") as file:
         logged = [float(row["sparsity"]) for row in csv.DictReader(file) if row["sparsity"]]
     assert logged == sorted(logged) and len(set(logged)) >= 3 and logged[-1] == pytest.approx(0.9, abs=1e-3)
+
+
+class Overflow(lightning.Callback):
+    """Makes the gradients of some steps infinite, so that the GradScaler skips these steps."""
+
+    def __init__(self, *skipped: int) -> None:
+        self.skipped, self.clock = skipped, []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        weight = pl_module.layers[0].weight
+        weight.register_hook(lambda grad: grad * float("inf") if trainer.global_step in self.skipped else None)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        self.clock.append(next(c for c in trainer.callbacks if isinstance(c, Sparsify)).sparsifier.clock.step)
+
+
+def test_steps_that_a_grad_scaler_skips_are_counted(tmp_path: Path) -> None:
+    sparsify, overflow = Sparsify(), Overflow(3, 4, 17)
+    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(steps were seen|optimizer step).*")
+        model, trainer = fit(tmp_path, sparsify, overflow, plugins=[precision])
+    assert overflow.clock == list(range(6 * BATCHES))
+    assert {int(state["step"]) for state in trainer.optimizers[0].state.values()} == {6 * BATCHES - 3}
+    assert_sparse(model)
 
 
 def test_trainers_without_extras(tmp_path: Path) -> None:

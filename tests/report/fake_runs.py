@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from optg.files import fingerprint
 from optg.report.figures import RunGroup, make_run_group
 from optg.report.runs import group_runs, read_runs
+from optg.training.manifest import Manifest
+from optg.training.metrics import METRICS, as_text, chain, read_rows
 from optg.training.recipe import Plan, Recipe, dump
 
 LAYERS = {"features.0.weight": (8, 3, 3, 3), "features.10.weight": (16, 8, 3, 3), "classifier.weight": (10, 16)}
@@ -53,7 +56,7 @@ def write_run(
 
     Args:
         finished: False for a run that was stopped after half of its epochs.
-        old: leave out what earlier versions did not record.
+        old: leave out what earlier versions did not record, checksums included.
     """
     recipe = make_recipe(**settings)
     path.mkdir(parents=True)
@@ -64,7 +67,7 @@ def write_run(
     for values in rows if old else []:
         for key in ("score_lr", "layers", "removed", "revived"):
             values.pop(key, None)
-    (path / "metrics.jsonl").write_text("".join(json.dumps(values) + "\n" for values in rows))
+    (path / "metrics.jsonl").write_bytes(as_text(rows if old else chain(rows)))
     if finished:
         known = make_summary(method, accuracy, f"optg train --method {method} --output {path.name}", **settings)
         (path / "summary.json").write_text(json.dumps(known, indent=2))
@@ -74,6 +77,23 @@ def write_run(
             tensor.flat[: round(recipe.sparsity * tensor.size)] = 0.0
             tensor.flat[: round(recipe.sparsity * tensor.size) : 2] = -0.0
         save_file({**tensors, "classifier.bias": np.zeros(10, np.float32)}, path / "model.safetensors")
+    if not old:
+        list_files(path)
+    return path
+
+
+def list_files(path: Path) -> None:
+    """Write the manifest of a run folder as it is now."""
+    names = [name for name in ("recipe.toml", "summary.json", "model.safetensors") if (path / name).exists()]
+    head = read_rows(path / METRICS).head if "summary.json" in names else None
+    Manifest({name: fingerprint(path / name) for name in names}, head).write(path)
+
+
+def make_old(path: Path) -> Path:
+    """Remove the manifest and the checksums of a run folder, as if an older version had written it."""
+    (path / "manifest.json").unlink()
+    rows = [json.loads(line) for line in (path / METRICS).read_text().splitlines()]
+    (path / METRICS).write_bytes(as_text([{k: v for k, v in row.items() if k != "checksum"} for row in rows]))
     return path
 
 

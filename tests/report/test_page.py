@@ -13,7 +13,7 @@ import pytest
 from optg.report import write
 from optg.report.figures import MAX_NAMED, make_run_group
 from optg.report.runs import group_runs, read_runs
-from tests.report.fake_runs import make_summary, write_forty_runs, write_run
+from tests.report.fake_runs import make_old, make_summary, write_forty_runs, write_run
 
 PARTS = ("Accuracy against sparsity and FLOPs", "Training", "Schedules", "Removed and revived weights", "Layers")
 
@@ -179,7 +179,7 @@ def test_impossible_numbers_do_no_harm(tmp_path):
             "sparsity": odd,
         }
         known["settings"]["epochs"] = i - 1
-        folder = write_run(tmp_path / "runs" / str(i), "gmp")
+        folder = make_old(write_run(tmp_path / "runs" / str(i), "gmp"))
         (folder / "summary.json").write_text(json.dumps(known))
         names = ("loss", "test_loss", "accuracy", "sparsity", "lr", "score_lr", "removed", "revived", "seconds")
         row = dict.fromkeys(names, odd) | {"layers": {"classifier.weight": [odd], "features.0.weight": "x"}}

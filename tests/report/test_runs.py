@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 
 from optg.methods import DPF
+from optg.report import write
+from optg.report.commands import commands_section
+from optg.report.figures import make_run_group
 from optg.report.layers import layer_densities
+from optg.report.page import GroupPlots
 from optg.report.runs import group_runs, read_runs
-from tests.report.fake_runs import LAYERS, make_summary, write_run
+from optg.report.tables import comparison_table, layer_table
+from optg.training.errors import DamagedFile
+from optg.training.metrics import as_text, chain
+from optg.training.recipe import RecipeError
+from tests.report.fake_runs import LAYERS, list_files, make_old, make_summary, write_run
 
 
 def labels(*paths: Path) -> list[str]:
@@ -34,7 +42,7 @@ def test_a_folder_is_read_with_its_epochs(tmp_path):
 def test_an_unfinished_run_is_read_up_to_its_last_epoch(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "a", finished=False)])
     assert not run.finished and run.epoch == 6 and run.number("seconds") == 9.0
-    assert run.accuracy == run.rows[-1]["accuracy"] and run.sparsity == 0.475
+    assert run.accuracy is None and run.sparsity == 0.475  # the accuracy of an epoch is not the result of the run
 
 
 def test_a_run_without_epochs(tmp_path):
@@ -121,6 +129,7 @@ def test_finished_and_unfinished_runs_are_labelled_alike(tmp_path):
     write_run(tmp_path / "a", "dpf", seed=0)
     known = {**json.loads((tmp_path / "a" / "summary.json").read_text()), "options": asdict(DPF())}
     (tmp_path / "a" / "summary.json").write_text(json.dumps(known))
+    list_files(tmp_path / "a")
     write_run(tmp_path / "b", "dpf", finished=False, seed=1, nesterov=True, compile=True)  # execution settings are not labelled
     assert labels(tmp_path) == ["dpf 95 %, seed 0, no nesterov", "dpf 95 %, seed 1, nesterov"]
 
@@ -171,6 +180,63 @@ def test_a_damaged_recipe_of_an_unfinished_run_is_named(tmp_path, data):
         read_runs([folder])
 
 
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("file", ["recipe.toml", "summary.json", "metrics.jsonl", "model.safetensors", "manifest.json"])
+def test_a_changed_bit_in_any_file_is_noticed(tmp_path, file):
+    folder = write_run(tmp_path / "a")
+    size = (folder / file).stat().st_size
+    for position in range(0, size, 97):
+        flip(folder / file, position)
+        with pytest.raises(ValueError, match=rf"{folder}/[^ ]*(,.*)? is damaged"):
+            layer_densities(read_runs([folder])[0])
+        flip(folder / file, position)
+    layer_densities(read_runs([folder])[0])
+
+
+@pytest.mark.parametrize("line", [0, 5, 11])
+def test_a_lost_row_is_noticed(tmp_path, line):
+    folder = write_run(tmp_path / "a")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:line] + lines[line + 1 :]))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.* is damaged"):
+        read_runs([folder])
+
+
+def test_a_changed_row_is_noticed_in_an_unfinished_run_too(tmp_path):
+    folder = write_run(tmp_path / "a", finished=False)
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(text.replace('"epoch": 6', '"epoch": 7'))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 6 is damaged"):
+        read_runs([folder])
+
+
+def test_a_run_without_its_summary_has_no_result(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "summary.json").unlink()
+    (run,) = read_runs([folder])
+    assert not run.finished and run.accuracy is None and run.epoch == 12
+
+
+def test_a_manifest_that_was_lost_is_noticed(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"has lost its manifest\.json"):
+        read_runs([folder])
+
+
+def test_runs_of_older_versions_are_read_with_one_warning(tmp_path):
+    for name in "ab":
+        make_old(write_run(tmp_path / name))
+    with pytest.warns(UserWarning, match=r"2 of 2 runs have no manifest\.json") as caught:
+        assert [run.accuracy for run in read_runs([tmp_path])] == [0.93, 0.93]
+    assert len(caught) == 1
+
+
 def test_paths_without_runs_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("hello")
@@ -209,5 +275,57 @@ def test_densities_without_weights_use_the_shapes_of_the_model(tmp_path):
     from optg.models import build
 
     layers = {name: [p.numel() // 4, 0, 0] for name, p in build("digits", 10).named_parameters() if p.ndim > 1}
-    (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 12, "layers": layers}) + "\n")
+    (folder / "metrics.jsonl").write_bytes(as_text(chain([{"epoch": 12, "layers": layers}])))
+    list_files(folder)
     assert layer_densities(read_runs([folder])[0]) == pytest.approx(dict.fromkeys(layers, 0.75))
+
+
+JUNK = [None, True, "x", [], {}, math.nan, math.inf, 10**400, -(10**400), "\u202e\x1b[2J<b>"]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=[repr(junk)[:12] for junk in JUNK])
+@pytest.mark.parametrize("method", ["optg", "str"])
+def test_wrong_values_are_refused_in_one_line_or_shown_as_unknown(tmp_path, method, junk):
+    """Any value of the summary or of the last epoch may be anything."""
+    folder = make_old(write_run(tmp_path / "a", method))  # without checksums, which would refuse all of it
+    unfinished = make_old(write_run(tmp_path / "b", method, finished=False))
+    refused = 0
+    for file in (folder / "summary.json", folder / "metrics.jsonl", unfinished / "metrics.jsonl"):
+        text = file.read_text()
+        *before, last = [text] if file.suffix == ".json" else text.splitlines()
+        values = json.loads(last)
+        places = [(values, key) for key in values]
+        places += [(inner, key) for inner in values.values() if isinstance(inner, dict) for key in inner]
+        for holder, key in places:
+            good, holder[key] = holder[key], junk
+            file.write_text("\n".join([*before, json.dumps(values)]) + "\n")
+            holder[key] = good
+            try:
+                for task, members in group_runs(read_runs([file.parent])).items():
+                    group = make_run_group(*task, members)
+                    GroupPlots(group)
+                    comparison_table(group), layer_table(group), commands_section([group])
+            except (RecipeError, DamagedFile):
+                refused += 1
+        file.write_text(text)
+    assert refused
+
+
+@pytest.mark.parametrize("file", ["summary.json", "metrics.jsonl", "recipe.toml", "model.safetensors"])
+def test_brackets_nested_100_000_deep_are_refused(tmp_path, file):
+    folder = make_old(write_run(tmp_path / "a"))
+    deep = b"[" * 100_000
+    if file == "recipe.toml":
+        (folder / "summary.json").unlink()
+        deep = b"milestones = " + deep
+    if file == "model.safetensors":
+        deep = len(deep).to_bytes(8, "little") + deep + b" "
+    (folder / file).write_bytes(deep + b"\n")
+    with pytest.raises((RecipeError, DamagedFile), match=f"{file}.* is (damaged|not valid TOML)"):
+        make_run_group("vgg19", "cifar10", read_runs([folder]))
+
+
+def test_directions_are_not_reversed_on_the_page(tmp_path):
+    write(read_from := [write_run(tmp_path / "a\u202eb", "gmp", data="c\u2066d\x1b")], tmp_path / "out", "t\u202e")
+    files = [tmp_path / "out" / "index.html", *(tmp_path / "out" / "figures").iterdir()]
+    assert read_from and not any({"\u202e", "\u2066", "\x1b"} & set(file.read_text()) for file in files)

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
+from optg import trust
+from optg.terminal import PlainConsole
+from optg.training.arguments import ModelOptions, TrustFlag
+from optg.training.recipe import refuse_model_options
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -39,7 +44,9 @@ class Paradox:
     samples: int = 8  # number of removed weights that are also measured one at a time
     seed: int = 0  # of the data order, the random criterion and the samples
     device: str = "auto"  # cuda, cpu; auto: a GPU if there is one
+    trust: TrustFlag = False
     output: Path | None = None  # folder for paradox.jsonl and paradox.png; by default paradox/ and the model's name
+    model_options: ModelOptions = dataclasses.field(default_factory=dict)
 
 
 def paradox(options: Paradox) -> None:
@@ -55,7 +62,7 @@ def paradox(options: Paradox) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output {folder} is a file; expected a folder")
     file = RowFile(folder / "paradox.jsonl", options_of_rows(options))
-    console = Console()
+    console = PlainConsole()
     with start("none", options.device) as parallel:
         data, model, scores = load(options, parallel.device)
         batches = first_batches(data, options.batches)
@@ -167,7 +174,12 @@ def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] 
     from optg.training.saved import SavedRun
 
     run = SavedRun.open(options.what) if Path(options.what).is_dir() else None
+    if run:
+        refuse_model_options(options.what, options.model_options)
     name, folder = options.data, options.folder
+    trust.allow(name)
+    if options.trust:
+        trust.allow_everything()
     if run:
         name, folder = name or run.plan.recipe.data, folder or run.plan.recipe.folder
     elif name is None:
@@ -175,7 +187,8 @@ def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] 
     torch.manual_seed(options.seed)
     data = datasets.load(name, folder, batch_size=options.batch_size, device=device, seed=options.seed, augment=False)
     if run is None:
-        return data, models.build(options.what, data.classes).to(device), None
+        trust.allow(options.what)
+        return data, models.build(options.what, data.classes, options.model_options).to(device), None
     if (run.classes, run.shape) != (data.classes, tuple(data.shape)):
         raise ValueError(
             f"{name} has {data.classes} classes of {tuple(data.shape)}; expected what the run was trained on: "
@@ -228,7 +241,8 @@ def build_criteria(
 
 def options_of_rows(options: Paradox) -> dict[str, Any]:
     """Return the options that change the measured numbers."""
-    return {k: v for k, v in dataclasses.asdict(options).items() if k not in ("criteria", "counts", "device", "output")}
+    inert = ["criteria", "counts", "device", "output", "trust"] + ([] if options.model_options else ["model_options"])
+    return {k: v for k, v in dataclasses.asdict(options).items() if k not in inert}
 
 
 def with_progress_bar(console: Console, rows: "Iterator[Row]", total: int) -> "Iterator[Row]":

@@ -7,6 +7,7 @@ from typing import Any
 
 from optg.experiments.paradox.measure import Row
 from optg.files import atomic_write
+from optg.report.runs import parse_json
 
 
 class RowFile:
@@ -33,7 +34,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for number, text in enumerate(path.read_text(errors="replace").splitlines() if path.exists() else [], 1):
         try:
-            lines.append(json.loads(text))
+            lines.append(parse_json(text, str(path)))
             is_row = lines[-1].keys() == keys
         except (ValueError, AttributeError):
             is_row = False

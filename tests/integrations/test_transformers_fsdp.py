@@ -1,0 +1,80 @@
+"""The callback for transformers on weights that FSDP2 has split over two gloo processes."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+WORLD, STEPS = 2, 12
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def train_sharded(rank: int, port: int, folder: str, report: Any) -> None:
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    torch.set_num_threads(1)
+    from tests.torchvision_import import import_torchvision
+
+    import_torchvision()
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+    from torch.distributed.tensor import DTensor
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from optg.integrations.state_file import fingerprint, read_state, whole
+    from optg.integrations.transformers import STATE_FILE, Sparsify
+    from tests.integrations.test_transformers import sentences, tiny_bert
+    from tests.integrations.zeros import expected_zeros
+
+    class ShardingTrainer(Trainer):
+        def create_accelerator_and_postprocess(self) -> None:
+            """Choose FSDP2 as accelerate does on a GPU. On a CPU it would choose DDP."""
+            super().create_accelerator_and_postprocess()
+            plugin = FullyShardedDataParallelPlugin(
+                fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["BertLayer"]
+            )
+            self.accelerator.state.distributed_type, self.accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+            self.is_fsdp_enabled = True
+
+    class SaveOnce(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 8:
+                Path(folder, "checkpoint-8").mkdir(exist_ok=True)  # the trainer saves its own part first
+                callback.on_save(args, state, control, **kwargs)
+                dist.barrier()
+                saved = read_state(Path(folder, "checkpoint-8", STATE_FILE))
+                assert saved and saved["weights"] == fingerprint(kwargs["model"], callback.sparsifier.masks)
+                for name, mask in callback.sparsifier.masks.items():
+                    assert torch.equal(whole(mask), saved["sparsifier"]["tensors"]["masks"][name]), name
+
+    options = {"max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "save_strategy": "no"}
+    arguments = TrainingArguments(folder, report_to="none", use_cpu=True, disable_tqdm=True, **options)
+    callback = Sparsify("optg", sparsity=0.9)
+    trainer = ShardingTrainer(tiny_bert(), arguments, train_dataset=sentences(), callbacks=[callback, SaveOnce()])
+    trainer.train()
+    parameters = dict(trainer.model.named_parameters())
+    assert callback.sparsifier and callback.sparsifier.clock.step == STEPS
+    assert all(isinstance(parameters[name], DTensor) for name in callback.sparsifier.masks)
+    gathered = {name: whole(parameters[name]) for name in callback.sparsifier.masks}
+    assert sum(int((weight == 0).sum()) for weight in gathered.values()) == expected_zeros(tiny_bert(), 0.9)
+    for name, mask in callback.sparsifier.masks.items():
+        assert not gathered[name][~whole(mask)].any(), name
+    report.put(rank)
+    dist.barrier()  # a process that exits early breaks the connections of the others
+    os._exit(0)  # a normal exit sometimes aborts in torch's own threads
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_gathered_model_is_exactly_sparse(tmp_path: Path) -> None:
+    report = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(train_sharded, args=(free_port(), str(tmp_path), report), nprocs=WORLD)
+    assert sorted(report.get() for _ in range(WORLD)) == list(range(WORLD))
