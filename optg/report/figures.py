@@ -28,6 +28,12 @@ class RunGroup:
     def name(self) -> str:
         return f"{self.model} on {self.data}"
 
+    @property
+    def measured_on(self) -> str:
+        """Return which images the accuracies and losses of the epochs were measured on."""
+        kinds = {"Validation" if run.settings.get("validate") else "Test" for run in self.runs}
+        return " or ".join(sorted(kinds)).capitalize()
+
     def labels_except(self, shown: Iterable[int]) -> list[str]:
         """Return the labels of the runs that a plot does not show."""
         hidden = set(range(len(self.runs))) - set(shown)
@@ -74,12 +80,13 @@ def percentages(values: list[float]) -> Scale:
 
 
 def accuracy(group: RunGroup) -> Plot | None:
-    return plot_curves(group, "accuracy", "Test accuracy", "accuracy", percentages, 100)
+    return plot_curves(group, "accuracy", f"{group.measured_on} accuracy", "accuracy", percentages, 100)
 
 
 def late_accuracy(group: RunGroup) -> Plot | None:
     """Plot the last quarter of each run's own training, where runs differ by little."""
-    plot = plot_curves(group, "accuracy-late", "Test accuracy, last quarter", "accuracy", percentages, 100)
+    title = f"{group.measured_on} accuracy, last quarter"
+    plot = plot_curves(group, "accuracy-late", title, "accuracy", percentages, 100)
     if plot is None:
         return None
     epochs = {run.label: max(1, run.settings["epochs"]) for run in group.runs}
@@ -97,7 +104,7 @@ def loss(group: RunGroup) -> Plot | None:
 
 
 def test_loss(group: RunGroup) -> Plot | None:
-    return plot_curves(group, "test-loss", "Test loss", "test_loss", losses)
+    return plot_curves(group, "test-loss", f"{group.measured_on} loss", "test_loss", losses)
 
 
 def losses(values: list[float]) -> Scale:

@@ -16,6 +16,15 @@ def test_curves_show_the_metrics(tmp_path):
     assert [late["rigl"][i][0] for i in (0, -1)] == [75, 100] and len(late["rigl"]) == 11
 
 
+def test_titles_say_which_images_were_used(tmp_path):
+    write_run(tmp_path / "a", "optg", validate=True)
+    shown = read_group(tmp_path)
+    plots = figures.accuracy(shown), figures.late_accuracy(shown), figures.test_loss(shown)
+    assert [plot.title for plot in plots] == ["Validation accuracy", "Validation accuracy, last quarter", "Validation loss"]
+    write_run(tmp_path / "b", "gmp")
+    assert figures.accuracy(read_group(tmp_path)).title == "Test or validation accuracy"
+
+
 def test_legends_name_methods_if_there_are_many_runs(tmp_path):
     shown = read_group(write_forty_runs(tmp_path))
     assert [entry.label for entry in figures.accuracy(shown).legend][:3] == ["dense", "optg", "gmp"]
