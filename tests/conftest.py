@@ -4,6 +4,7 @@
 """
 
 import re
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -31,8 +32,12 @@ ACCEPTED_SKIPS = {
 
 @pytest.fixture(autouse=True)
 def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow models and data of the tests' own by name, as --trust does. tests/test_trust.py takes this back."""
+    """Allow models and data of the tests' own by name, as --trust does. tests/test_trust.py takes this back.
+
+    Trusting a name also puts the working directory on sys.path: a later test must not find its modules there.
+    """
     monkeypatch.setenv(trust.VARIABLE, trust.EVERYTHING)
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,6 @@ def data(folder):
 def clean(tmp_path, monkeypatch) -> None:
     """Work in a folder with a module that leaves a trace when it is imported. Undo what a test allows."""
     monkeypatch.setenv(trust.VARIABLE, "")
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "evil", raising=False)
     (tmp_path / "evil.py").write_text(EVIL)
