@@ -93,7 +93,8 @@ def describe(call: Any, nanoseconds: int, shapes: dict[str, tuple[int, int, int]
     channels, height, width = shapes[call.op.output]
     work = call.op.nonzero * height * width * images
     layer = f"{call.op.name:30s} {channels}×{height}×{width}, density {call.op.nonzero / call.op.weight.size:.1%}"
-    return f"{text}  {work / nanoseconds:6.1f} GMAC/s  {layer}, tile {'×'.join(map(str, call.choice))}"
+    tile = f", tile {'×'.join(map(str, call.choice))}" if call.choice else ""
+    return f"{text}  {work / nanoseconds:6.1f} GMAC/s  {layer}{tile}"
 
 
 if __name__ == "__main__":

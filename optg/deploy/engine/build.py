@@ -47,7 +47,7 @@ class Kernel(NamedTuple):
 
 
 class Int8Kernel(NamedTuple):
-    """An int8 convolution kernel computes `width` filters on `vectors` vectors at once; -16 stands for 16 positions in all."""
+    """An int8 convolution kernel computes `width` filters on `vectors` vectors at once."""
 
     width: int
     vectors: int
@@ -61,7 +61,7 @@ class Library:
         self.key = path.stem
         c = ctypes.CDLL(str(path))
         c.engine_pool.restype = ctypes.c_void_p
-        for name in ("lanes", "span", "finite", "kernel_count", "int8_kernel_count", "pool_threads", "time"):
+        for name in ("lanes", "span", "finite", "kernel_count", "int8_kernel_count", "pool_threads", "pixels", "time"):
             function = getattr(c, f"engine_{name}")
             function.restype = ctypes.c_int64
         c.engine_pool.argtypes = [ctypes.c_int64, ctypes.c_int64]
@@ -77,6 +77,7 @@ class Library:
         self.c = c
         self.lanes: int = c.engine_lanes()
         self.span: int = c.engine_span()  # bytes of a vector in the int8 operations
+        self.has_pixels = bool(c.engine_pixels())  # can int8 convolutions run pixel by pixel?
         shape = (ctypes.c_int32 * 5)()
         self.kernels: dict[Kernel, int] = {}
         for i in range(c.engine_kernel_count()):

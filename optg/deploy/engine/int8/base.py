@@ -100,6 +100,14 @@ class Places:
         self.shapes, self.images, self.library = shapes, images, library
         self.tensors = tensors  # the caller's, by the name of the value
         self.known: dict[tuple[str, ...], Planes] = {}
+        self.on_pixels: set[str] = set()  # outputs of the operations that run on pixels
+        self.needs_planes: set[str] = set()  # values that others read
+
+    def choose_layouts(self, ops: Sequence["Int8Op"], outputs: Sequence[str]) -> None:
+        """Decide which operations run on pixels, and which values must be there as planes."""
+        self.on_pixels = {op.output for op in ops if op.prefers_pixels(self)}
+        others = [op.inputs for op in ops if op.output not in self.on_pixels]
+        self.needs_planes = {*outputs, *(name for inputs in others for name in inputs)}
 
     def value(self, name: str, zero_point: int, number: int = 1) -> Planes:
         """Return the planes of a value."""
@@ -148,6 +156,10 @@ class Int8Op:
     def bounds(self) -> tuple[int, int]:
         """The bytes between which the result is clamped."""
         return self.out.byte(self.low), self.out.byte(self.high)
+
+    def prefers_pixels(self, places: Places) -> bool:
+        """Return whether its input and output should lie pixel by pixel, not in planes."""
+        return False
 
     def lay_out(self, places: Places) -> Callable[[], list[Call]]:
         """Choose the places of inputs and output. Return a function that makes the calls once all layouts are final."""

@@ -10,6 +10,7 @@ import numpy as np
 from optg.deploy.engine.build import Int8Kernel, Library
 from optg.deploy.engine.int8.base import LARGEST_SUM, Call, Int8Op, Places, Quantization
 from optg.deploy.engine.int8.copy import split_call
+from optg.deploy.engine.int8.pixel_convolution import lay_out_pixels, prefers_pixels
 from optg.deploy.engine.int8.planes import Planes
 from optg.deploy.engine.int8.taps import Taps, make_taps
 from optg.deploy.engine.memory import Shape
@@ -91,7 +92,12 @@ class Convolution(Int8Op):
 
     # ---- planning
 
+    def prefers_pixels(self, places: Places) -> bool:
+        return prefers_pixels(self, places)
+
     def lay_out(self, places: Places) -> Callable[[], list[Call]]:
+        if self.output in places.on_pixels:
+            return lay_out_pixels(self, places)
         source = places.value(self.inputs[0], self.quantized[0].zero_point)
         output = places.value(self.output, self.out.zero_point, 1 if self.result else 4)
         calls: list[Call] = []
@@ -248,15 +254,13 @@ class ConvolutionCall(Call):
         density = self.op.nonzero / max(1, self.op.weight.size)
         singles = self.tiles(1)
         found = [Tiling(1, 1, tile, parts) for tile in singles for parts in self.parts(tile)]
-        few = [-kernel.vectors for kernel in self.kernels if -kernel.vectors >= self.own.positions]
-        found += [Tiling(1, 1, -min(few), 1)] if few else []
         if density > DENSE and self.op.groups == 1:
             widths = {kernel.width for kernel in self.kernels if 1 < kernel.width <= len(self.op.weight)}
             found += [Tiling(width, tile, max(singles), 1) for width in widths for tile in self.tiles(width)]
         return found
 
     def tiles(self, width: int) -> list[int]:
-        sizes = sorted({k.vectors for k in self.kernels if k.width == width and k.vectors > 0})
+        sizes = sorted({k.vectors for k in self.kernels if k.width == width})
         by_count = {-(-self.vectors // size): size for size in reversed(sizes)}  # the smallest size of each number of tiles
         return sorted(by_count.values())
 

@@ -3,16 +3,20 @@
 from collections.abc import Callable
 from ctypes import Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from optg.deploy.engine.int8.base import Call, Int8Op, Places, Quantization
+from optg.deploy.engine.int8.pixel_pool import lay_out_pixels
 from optg.deploy.engine.int8.planes import Planes, PlanesStruct
 from optg.deploy.engine.memory import Shape
 from optg.deploy.engine.ops.base import Unsupported
 from optg.deploy.engine.ops.pool import Pool as FloatPool
 from optg.deploy.engine.ops.window import Window
+
+LARGEST_ON_PIXELS = 256 << 10  # bytes of an input that may be pooled pixel by pixel: copying more takes too long
 
 
 class PoolStruct(Structure):
@@ -37,7 +41,13 @@ class Pool(Int8Op):
             raise Unsupported("its input and its output have different scales")
         super().close(output, result)
 
+    def prefers_pixels(self, places: Places) -> bool:
+        small = places.images * prod(places.shapes[self.inputs[0]]) <= LARGEST_ON_PIXELS
+        return self.kind == "max" and places.library.has_pixels and small
+
     def lay_out(self, places: Places) -> Callable[[], list[Call]]:
+        if self.output in places.on_pixels:
+            return lay_out_pixels(self, places)
         source = places.value(self.inputs[0], self.quantized[0].zero_point)
         output = places.value(self.output, self.out.zero_point)
         return lambda: [

@@ -106,6 +106,7 @@ class Int8Program:
 
 def make_calls(segment: Int8Segment, places: Places) -> list[Call]:
     """Lay all operations out, then make their calls, and those that copy from and to torch's tensors."""
+    places.choose_layouts(segment.ops, segment.outputs)
     makers = [op.lay_out(places) for op in segment.ops]
     calls = []
     for name in segment.inputs:

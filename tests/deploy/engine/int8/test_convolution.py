@@ -9,7 +9,6 @@ import torch
 from optg.deploy.engine.int8 import convolution
 from optg.deploy.engine.int8.taps import make_taps
 from optg.deploy.graph import Graph, Ref
-from tests.deploy.engine.harness import FLAGS
 from tests.deploy.engine.int8.graphs import INT8_ISAS, AnyTiling, Builder, check, check_against_torch, compile_int8
 from tests.deploy.engine.int8.reference import multiply_add
 
@@ -195,21 +194,6 @@ def test_the_reference_rounds_a_multiply_add_once() -> None:
     assert (multiply_add(a, b, c) == exact).mean() > 0.9999
     tie = multiply_add(np.float32(1 + 2**-12), np.float32(1 + 2**-12), np.float32(2.0**-60))
     assert tie == np.float32(1 + 2**-11 + 2**-23)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 5)])
-def test_few_positions(size: tuple[int, int], poisoned_bytes: None) -> None:
-    AnyTiling.seen.clear()
-    for batch in (1, 2):
-        for stride in (1, 2):
-            b = Builder((40, *size), (40, *size))
-            y = b.aten("add.Tensor", b.aten("conv2d", b.input(), b.weight(40, 40, 3, 3), None, [1, 1], [1, 1]), b.input(1))
-            y = b.quantize(b.aten("relu", y), 0.2, 3)
-            y = b.aten("relu", b.aten("conv2d", y, b.weight(9, 40, 3, 3), b.bias(9), [stride, stride], [1, 1]))
-            for _ in range(4):
-                check(b.graph(y), torch.randn(batch, 40, *size), torch.randn(batch, 40, *size), threads=2)
-    tried = {tiling.tile for tiling in AnyTiling.seen}
-    assert "avx512vbmi" not in FLAGS or min(tried) < 0
 
 
 def test_a_residual_is_overwritten_only_if_nothing_needs_it_later() -> None:

@@ -40,22 +40,33 @@ typedef struct { /* a tile, and where it lies */
   int64_t position, part, add_channel, out_channel;
 } int8_tile;
 
-INLINE void add_groups(const int F, const int V, const int SHORT, sums *acc, const uint8_t *in, const bundle *b, int64_t shift) {
-  const char *tap = b->taps;
-  for (int32_t n = b->groups; n > 0; n--) {
-    const uint8_t *row[4];
-    UNROLL for (int i = 0; i < 4; i++)
-      row[i] = in + (SHORT ? (int64_t)((const uint16_t *)tap)[i] << shift : ((const int32_t *)tap)[i]);
-    tap += SHORT ? 8 : 16;
-    weights w[6];
-    UNROLL for (int f = 0; f < F; f++) w[f] = repeat_weights(((const int32_t *)tap)[f]);
-    tap += 4 * F;
-    UNROLL for (int v = 0; v < V; v++) {
-      const quad q = interleave(row[0] + SPAN * v, row[1] + SPAN * v, row[2] + SPAN * v, row[3] + SPAN * v);
-      UNROLL for (int f = 0; f < F; f++)
-        UNROLL for (int p = 0; p < 4; p++) acc[(f * V + v) * 4 + p] = add_products(acc[(f * V + v) * 4 + p], q.part[p], w[f]);
-    }
+INLINE void add_group(const int F, const int V, const int SHORT, sums *acc, const uint8_t *in, const char *tap, int64_t shift) {
+  const uint8_t *row[4];
+  UNROLL for (int i = 0; i < 4; i++)
+    row[i] = in + (SHORT ? (int64_t)((const uint16_t *)tap)[i] << shift : ((const int32_t *)tap)[i]);
+  tap += SHORT ? 8 : 16;
+  weights w[6];
+  UNROLL for (int f = 0; f < F; f++) w[f] = repeat_weights(((const int32_t *)tap)[f]);
+  UNROLL for (int v = 0; v < V; v++) {
+    const quad q = interleave(row[0] + SPAN * v, row[1] + SPAN * v, row[2] + SPAN * v, row[3] + SPAN * v);
+    UNROLL for (int f = 0; f < F; f++)
+      UNROLL for (int p = 0; p < 4; p++) acc[(f * V + v) * 4 + p] = add_products(acc[(f * V + v) * 4 + p], q.part[p], w[f]);
   }
+}
+
+INLINE void add_groups(const int F, const int V, const int SHORT, sums *acc, const uint8_t *in, const bundle *b, int64_t shift) {
+  const int size = (SHORT ? 8 : 16) + 4 * F;
+  const char *tap = b->taps;
+  int32_t n = b->groups;
+  if (F * V == 1) { /* every second group has sums of its own: an addition waits for the one before it */
+    sums other[4] = {repeat_sum(0), repeat_sum(0), repeat_sum(0), repeat_sum(0)};
+    for (; n > 1; n -= 2, tap += 2 * size) {
+      add_group(F, V, SHORT, acc, in, tap, shift);
+      add_group(F, V, SHORT, other, in, tap + size, shift);
+    }
+    UNROLL for (int p = 0; p < 4; p++) acc[p] += other[p];
+  }
+  for (; n > 0; n--, tap += size) add_group(F, V, SHORT, acc, in, tap, shift);
 }
 
 /* Write 4 vectors of reals in the order of positions. */
@@ -129,15 +140,13 @@ INLINE void convolve_tile(const int F, const int V, const int SHORT, const int8_
   }
 INT8_KERNELS(INT8_DEFINE)
 
-#include "../few.h"
-
 typedef struct {
   void (*run)(const int8_tile *, int64_t, int64_t);
-  int32_t width, vectors, short_offsets; /* -16 and -32 vectors: for so many positions in all */
+  int32_t width, vectors, short_offsets;
 } int8_kernel;
 
 #define INT8_LIST(F, V, SHORT) {int8_##F##_##V##_##SHORT, F, V, SHORT},
-static const int8_kernel int8_kernels[] = {INT8_KERNELS(INT8_LIST) FEW_KERNELS(FEW_LIST)};
+static const int8_kernel int8_kernels[] = {INT8_KERNELS(INT8_LIST)};
 
 int64_t engine_span(void) { return SPAN; }
 int64_t engine_int8_kernel_count(void) { return sizeof int8_kernels / sizeof *int8_kernels; }
@@ -157,11 +166,6 @@ static void int8_tiles(int8_tile t, int64_t largest, int64_t first, int64_t last
   const int8_convolution *k = t.k;
   const int64_t width = k->bundles[first].width, is_short = width == 1 && k->short_offsets;
   const int8_tile start = t;
-  if (largest < 0) {
-    t.in += k->bases[0];
-    int8_find(width, largest, is_short)->run(&t, first, last);
-    return;
-  }
   const int64_t vectors = (k->positions + SPAN - 1) / SPAN, tiles = (vectors + largest - 1) / largest;
   for (int64_t i = 0; i < tiles; i++) {
     const int64_t from = vectors * i / tiles, to = vectors * (i + 1) / tiles;
@@ -201,7 +205,7 @@ void op_int8_convolution(const context *c, const step *s) {
   int8_tiles(t, k->tile, middle, last);
   if (!k->mask) return;
   if (c->part == 0) memset(t.out - k->lead, k->fill, k->lead);
-  const int64_t done = k->tile < 0 && !k->wide_count ? -k->tile : (k->positions + SPAN - 1) / SPAN * SPAN;
+  const int64_t done = (k->positions + SPAN - 1) / SPAN * SPAN;
   for (const bundle *b = k->bundles + first; b < k->bundles + last; b++)
     for (int32_t f = 0; f < b->width; f++)
       memset(t.out + (b->channel + f) * s->out.channel + done, k->fill, k->plane - done);

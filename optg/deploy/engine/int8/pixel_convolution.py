@@ -1,0 +1,113 @@
+"""A convolution whose input and output lie pixel by pixel: faster where there are few positions."""
+
+from collections.abc import Callable
+from ctypes import Structure, c_float, c_int64, c_uint8, c_void_p
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optg.deploy.engine.int8.base import Call, Places
+from optg.deploy.engine.int8.picks import FILTERS, MOST_PICKS, block_weights, count_picks, make_picks
+from optg.deploy.engine.int8.pixels import Pixels, output_pixels, pixels_of
+from optg.deploy.engine.int8.planes import LINE, Planes
+
+if TYPE_CHECKING:
+    from optg.deploy.engine.int8.convolution import Convolution
+
+MOST_POSITIONS = 512  # of a layer that may run on pixels
+# Measured cycles on pixels: to load a pick; for each position, of a pick, of a block, and of the rest of 16 filters.
+LOAD_CYCLES, PICK_CYCLES, BLOCK_CYCLES, GROUP_CYCLES = 3.0, 0.7, 0.35, 20.0
+TAPS_CYCLES, FILTER_CYCLES = 6.7, 12.0  # on a vector of planes: of 4 taps, and of the rest of a filter
+WORTH = 0.9  # pixels have to reduce the time to this: values may have to be copied
+
+FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count", np.int64, MOST_PICKS)])
+
+
+class PixelConvolutionStruct(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("filters", "start", "scale", "offset", "from_", "to", "added", "holes")),
+        *((name, c_int64) for name in ("hole_count", "groups", "channels", "positions", "tile", "real")),
+        *((name, c_float) for name in ("residual", "real_low", "real_high")),
+        *((name, c_uint8) for name in ("low", "high", "fill")),
+    ]
+
+
+def prefers_pixels(op: "Convolution", places: Places) -> bool:
+    """Return whether a convolution is expected to be faster on pixels than on planes."""
+    channels, height, width = places.shapes[op.output]
+    positions = places.images * height * width
+    if not places.library.has_pixels or op.groups > 1 or positions > MOST_POSITIONS:
+        return False
+    needed = count_picks(block_weights(op.weight))
+    picks, blocks = int(needed.sum()), int((-(-needed // MOST_PICKS)).sum())
+    per_position = PICK_CYCLES * picks + BLOCK_CYCLES * blocks + GROUP_CYCLES * len(needed)
+    taps = int((-(-np.count_nonzero(op.weight.reshape(channels, -1), axis=1) // 4)).sum())
+    padded = places.images * (height + (height > 1)) * (width + (width > 1))
+    on_planes = -(-padded // LINE) * (TAPS_CYCLES * taps + FILTER_CYCLES * channels)
+    return LOAD_CYCLES * picks + positions * per_position < WORTH * on_planes
+
+
+def lay_out_pixels(op: "Convolution", places: Places) -> Callable[[], list[Call]]:
+    """Choose the places of inputs and output, as `Int8Op.lay_out` does."""
+    source, before = pixels_of(places, op.inputs[0], op.quantized[0].zero_point)
+    added = []
+    for name, quantized in zip(op.inputs[1:], op.quantized[1:]):
+        pixels, calls = pixels_of(places, name, quantized.zero_point)
+        added.append(pixels)
+        before += calls
+    output, after = output_pixels(places, op) if op.result else (places.value(op.output, 0, 4), [])
+    reserve(op, source, output)
+    call = Call(
+        "int8_pixels", output, [source, *added], output.shape[0],
+        lambda: make_struct(op, source, output, added), op=op,
+    )  # fmt: skip
+    return lambda: [*before, call, *after]
+
+
+def reserve(op: "Convolution", source: Pixels, output: Planes) -> None:
+    """Make sure that rows and images are far enough apart for padding, and that it is filled if it is read."""
+    before, sizes = [], []
+    for axis in (0, 1):
+        size, shifts = source.shape[1 + axis], op.shifts(axis)
+        last = (output.shape[1 + axis] - 1) * op.window.stride[axis] + int(shifts.max())
+        before.append(max(0, -int(shifts.min())))
+        sizes.append(max(size + before[-1], last + 1))
+    source.geometry.need(sizes[1], sizes[0])
+    if any(before) or sizes[0] > source.shape[1] or sizes[1] > source.shape[2]:
+        source.pad(*before)
+
+
+def make_struct(op: "Convolution", source: Pixels, output: Planes, added: list[Pixels]) -> tuple[Structure, list[np.ndarray]]:
+    shape = output.shape[1:]
+    groups = -(-output.shape[0] // FILTERS)
+    picks = make_picks(block_weights(op.weight))
+    per_tap = source.pixel // LINE
+    taps = (op.shifts(0)[:, None] * source.columns + op.shifts(1)[None, :]).ravel() * source.pixel
+    blocks = (taps[picks.blocks // per_tap] + LINE * (picks.blocks % per_tap)).astype(np.int32)
+    filters = np.zeros(groups, FILTERS_STRUCT)
+    runs, sizes = picks.counts.sum(axis=1), (picks.counts * np.arange(1, MOST_PICKS + 1)).sum(axis=1)
+    filters["picks"] = picks.table.ctypes.data + (np.cumsum(sizes) - sizes) * picks.table[:1].nbytes
+    filters["blocks"] = blocks.ctypes.data + (np.cumsum(runs) - runs) * blocks.itemsize
+    filters["count"] = picks.counts
+
+    tail = (0, groups * FILTERS - output.shape[0])
+    vectors = [np.pad(each, tail) for each in (op.start.astype(np.int32), op.scale, op.offset)]
+    if isinstance(output, Pixels):
+        to, holes = output.offsets(shape), output.holes()
+    else:
+        image, row, column = np.ogrid[: output.images, : shape[0], : shape[1]]
+        to = (((image * output.rows + row) * output.columns + column) * output.number).astype(np.int32)
+        holes = np.zeros((0, 2), np.int32)
+    places = [source.offsets(shape, op.window.stride), to, *(each.offsets(shape) for each in added)]
+    arrays = [picks.table, blocks, filters, *vectors, *places, holes]
+    low, high = op.bounds if op.result else (0, 255)
+    own = PixelConvolutionStruct(
+        hole_count=len(holes), groups=groups, channels=output.shape[0], positions=to.size,
+        tile=7 if to.size % 7 == 0 and to.size % 8 else 8, real=op.result is None,
+        residual=op.residual, real_low=op.low, real_high=op.high, low=low, high=high, fill=output.zero_point,
+    )  # fmt: skip
+    own.filters, own.start, own.scale, own.offset = (array.ctypes.data for array in (filters, *vectors))
+    own.from_, own.to, own.holes = places[0].ctypes.data, to.ctypes.data, holes.ctypes.data
+    if added:
+        own.added = places[2].ctypes.data
+    return own, arrays
