@@ -4,20 +4,23 @@
 
 Trains on the first 20,000 training images and validates on the last 5,000. Writes one line per run: the accuracy on the
 validation images and on the test images. Runs that are in the file are not repeated. `--table` prints means and standard errors
-of the runs so far, on validation images; with `--test`, on test images.
+of the runs so far, on validation images; with `--test`, on test images. `--watch LAYER` trains once more and prints the dead
+neurons of a layer, its gradient and its weights every 400 steps and around `--around STEP`.
 """
 
 import argparse
 import json
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, variance
 
 import torch
 from small_cifar import accuracy, halve, train, vgg
-from torch import Tensor
+from torch import Tensor, nn
 
+import optg
 from optg import data
 from optg.core.clock import Clock
 from optg.core.weights import SparseWeights
@@ -48,9 +51,9 @@ ROWS = {
     "Feather": Row(Feather(), hold=0.0),
     "Feather, phoenix's ramp and rate": Row(Feather(start=0.06, end=0.7)),
     "phoenix (the same + HAM)": Row(Phoenix()),
+    "phoenix, reopen 0.1": Row(Phoenix(reopen=0.1)),
     "phoenix, every neuron keeps a weight": Row(Phoenix(), floor=1e-6),
     "phoenix, no gradient for dead neurons": Row(Resting()),
-    "phoenix, reopen 0.1": Row(Phoenix(reopen=0.1)),
     "dense": Row(Dense(), hold=0.0),
 }
 
@@ -62,10 +65,27 @@ def load(folder: str) -> list[tuple[Tensor, Tensor]]:
     return [(halve(images).contiguous(memory_format=torch.channels_last), labels) for images, labels in parts]
 
 
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return vgg(16, 0, 32, 0, 64, 64, 0, 128).to(memory_format=torch.channels_last)
+
+
+def print_neurons(layer: int, around: int, sparsifier: optg.Sparsifier) -> None:
+    """Print a layer's dead neurons, gradient norm, largest latent weight and kept weights."""
+    step, weights = sparsifier.clock.step, sparsifier.weights
+    if step % 400 == 0 or (abs(step - around) <= 16 and step % 16 == 0):
+        mask, latent, grad = weights.masks[layer], weights.latent[layer], weights.parameters[layer].grad
+        dead, kept = int((~mask.flatten(1).any(1)).sum()), sum(int(m.sum()) for m in weights.masks)
+        print(
+            f"step {step}: {dead} dead neurons, gradient {grad.norm():.3g}, largest weight {latent.abs().max():.3g}, "
+            f"kept {int(mask.sum())} of {kept}",
+            flush=True,
+        )
+
+
 def result(row: Row, sparsity: float, seed: int, epochs: int, parts: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     known, held, test = parts
-    torch.manual_seed(seed)
-    model = vgg(16, 0, 32, 0, 64, 64, 0, 128).to(memory_format=torch.channels_last)
+    model = network(seed)
     started = time.process_time()
     train(model, *known, row.method, sparsity, epochs, row.hold, seed, floor=row.floor, floor_by="output")
     seconds = round(time.process_time() - started, 1)
@@ -94,17 +114,25 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--sparsity", type=float, default=0.98)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--output", type=Path, default=Path("phoenix-small.jsonl"))
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--test", action="store_true")
+    parser.add_argument("--watch", type=int, metavar="LAYER")
+    parser.add_argument("--around", type=int, default=0)
     options = parser.parse_args()
     runs = [json.loads(line) for line in options.output.read_text().splitlines()] if options.output.exists() else []
     if options.table:
         return print_table([run for run in runs if run["epochs"] == options.epochs], "test" if options.test else "validation")
     torch.set_num_threads(1)
     parts = load(options.folder)
+    if options.watch is not None:
+        row, seed = ROWS[options.rows[0]], options.seeds[0]
+        watch = partial(print_neurons, options.watch, options.around)
+        return train(network(seed), *parts[0], row.method, options.sparsity, options.epochs, row.hold, seed, watch)
     for seed in options.seeds:
-        for name, row in ROWS.items():
+        for name in options.rows:
+            row = ROWS[name]
             sparsity = 0.0 if isinstance(row.method, Dense) else options.sparsity
             run = {"row": name, "sparsity": sparsity, "seed": seed, "epochs": options.epochs}
             if key(run) not in map(key, runs):

@@ -1,6 +1,7 @@
 """Shared by the CPU experiments on CIFAR: halved images, an augmentation, and one way to train a small network."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,11 +46,12 @@ def train(
     epochs: int,
     hold: float = 0.0,
     seed: int = 0,
+    watch: Callable[[optg.Sparsifier], None] = lambda sparsifier: None,
     **options: Any,
 ) -> None:
     """Train and sparsify. The learning rate is constant for a share `hold` of training, then follows a cosine.
 
-    `options` are further arguments of `sparsify`.
+    `watch` is called after each backward pass. `options` are further arguments of `sparsify`.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=DECAY)
@@ -61,6 +63,7 @@ def train(
             optimizer.param_groups[0]["lr"] = LR * (1 + math.cos(math.pi * progress)) / 2
             optimizer.zero_grad()
             F.cross_entropy(model(augment(images[index], generator)), labels[index]).backward()
+            watch(sparsifier)
             optimizer.step()
     sparsifier.finish()
     model.eval()
