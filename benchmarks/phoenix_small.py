@@ -22,21 +22,9 @@ from torch import Tensor, nn
 
 import optg
 from optg import data
-from optg.core.clock import Clock
-from optg.core.weights import SparseWeights
 from optg.methods import Dense, Feather, Method, OptG, Phoenix
 
 TRAINED = 20_000
-
-
-@dataclass
-class Resting(Phoenix):
-    """phoenix, except that neurons which have lost all weights receive no gradient: they never come back."""
-
-    def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
-        super().after_backward(weights, clock, lr)
-        for layer, grad in weights.grads.items():
-            grad *= weights.masks[layer].flatten(1).any(1).view(-1, *[1] * (grad.ndim - 1))
 
 
 @dataclass(frozen=True)
@@ -52,8 +40,8 @@ ROWS = {
     "Feather, phoenix's ramp and rate": Row(Feather(start=0.06, end=0.7)),
     "phoenix (the same + HAM)": Row(Phoenix()),
     "phoenix, reopen 0.1": Row(Phoenix(reopen=0.1)),
+    "phoenix, reopen 0.3": Row(Phoenix(reopen=0.3)),
     "phoenix, every neuron keeps a weight": Row(Phoenix(), floor=1e-6),
-    "phoenix, no gradient for dead neurons": Row(Resting()),
     "dense": Row(Dense(), hold=0.0),
 }
 
