@@ -107,7 +107,7 @@ def sorted_points(points: list[CellResult], against: str) -> list[CellResult]:
 
 def draw_line(axes: Axes, points: list[CellResult], color: str, dashes: str, against: str) -> None:
     """Draw one row, and the paper's figures in the same colour."""
-    x, y = [horizontal(point, against) for point in points], [point.accuracy for point in points]
+    x, y = [horizontal(point, against) or 0.0 for point in points], [point.accuracy for point in points]
     axes.plot(x, y, "o", linestyle=dashes, color=color, linewidth=1.8, markersize=4.5)
     repeated = [(px, py, point.deviation) for px, py, point in zip(x, y, points) if point.deviation is not None]
     if repeated:
