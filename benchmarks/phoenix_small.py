@@ -32,6 +32,7 @@ class Row:
     method: Method
     hold: float = 0.5  # share of training in which the learning rate is constant
     floor: float = 0.0  # share of its weights that every output neuron keeps: at least one, if this is not 0
+    epsilon: float = 1e-5  # of batch norm
 
 
 ROWS = {
@@ -43,6 +44,9 @@ ROWS = {
     "phoenix, reopen 0.3": Row(Phoenix(reopen=0.3)),
     "phoenix, every neuron keeps a weight": Row(Phoenix(), floor=1e-6),
     "dense": Row(Dense(), hold=0.0),
+    "phoenix, ε 0.01": Row(Phoenix(), epsilon=0.01),
+    "Feather, phoenix's ramp and rate, ε 0.01": Row(Feather(start=0.06, end=0.7), epsilon=0.01),
+    "Feather, phoenix's ramp and rate, every neuron keeps a weight": Row(Feather(start=0.06, end=0.7), floor=1e-6),
 }
 
 
@@ -53,9 +57,12 @@ def load(folder: str) -> list[tuple[Tensor, Tensor]]:
     return [(halve(images).contiguous(memory_format=torch.channels_last), labels) for images, labels in parts]
 
 
-def network(seed: int) -> nn.Module:
+def network(row: Row, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return vgg(16, 0, 32, 0, 64, 64, 0, 128).to(memory_format=torch.channels_last)
+    model = vgg(16, 0, 32, 0, 64, 64, 0, 128).to(memory_format=torch.channels_last)
+    for norm in filter(lambda module: isinstance(module, nn.BatchNorm2d), model):
+        norm.eps = row.epsilon
+    return model
 
 
 def print_neurons(layer: int, around: int, sparsifier: optg.Sparsifier) -> None:
@@ -73,7 +80,7 @@ def print_neurons(layer: int, around: int, sparsifier: optg.Sparsifier) -> None:
 
 def result(row: Row, sparsity: float, seed: int, epochs: int, parts: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     known, held, test = parts
-    model = network(seed)
+    model = network(row, seed)
     started = time.process_time()
     train(model, *known, row.method, sparsity, epochs, row.hold, seed, floor=row.floor, floor_by="output")
     seconds = round(time.process_time() - started, 1)
@@ -92,8 +99,8 @@ def print_table(runs: list[dict], part: str) -> None:
     spread = [(len(values) - 1, variance(values)) for values in cells.values() if len(values) > 1]
     deviation = (sum(n * v for n, v in spread) / max(sum(n for n, _ in spread), 1)) ** 0.5
     for (row, sparsity), values in cells.items():
-        error = deviation / len(values) ** 0.5
-        print(f"{row} | {sparsity:.0%} | {mean(values):.2f} ± {error:.2f} | {len(values)} seeds")
+        error = f" ± {deviation / len(values) ** 0.5:.2f}" if spread else ""
+        print(f"{row} | {sparsity:.0%} | {mean(values):.2f}{error} | seeds: {len(values)}")
 
 
 def main() -> None:
@@ -117,7 +124,7 @@ def main() -> None:
     if options.watch is not None:
         row, seed = ROWS[options.rows[0]], options.seeds[0]
         watch = partial(print_neurons, options.watch, options.around)
-        return train(network(seed), *parts[0], row.method, options.sparsity, options.epochs, row.hold, seed, watch)
+        return train(network(row, seed), *parts[0], row.method, options.sparsity, options.epochs, row.hold, seed, watch)
     for seed in options.seeds:
         for name in options.rows:
             row = ROWS[name]
