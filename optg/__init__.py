@@ -7,7 +7,7 @@ TYPE_CHECKING = False  # not imported from typing: `python -m optg` must import 
 if TYPE_CHECKING:
     from typing import Any
 
-    from optg import methods
+    from optg import deploy, methods
     from optg.core.adopt import masks_from
     from optg.core.channels.shrink import shrink
     from optg.core.layer_kinds import prunable
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from optg.deploy.quantize import quantize
     from optg.sparsifier import Sparsifier, sparsify
 
-__all__ = ["Sparsifier", "compile", "load", "masks_from", "methods", "prunable", "quantize", "save", "shrink", "sparsify"]
+__all__ = [
+    "Sparsifier", "compile", "deploy", "load", "masks_from", "methods", "prunable", "quantize", "save", "shrink", "sparsify",
+]  # fmt: skip
 __version__ = "0.1.0"
 HOMES = {
     "compile": "optg.deploy.compile",
@@ -34,8 +36,8 @@ def __getattr__(name: str) -> "Any":
     """Import torch when it is first needed, not before: `optg --help` answers at once."""
     from importlib import import_module
 
-    if name == "methods":
-        return import_module("optg.methods")
+    if name in ("deploy", "methods"):
+        return import_module(f"optg.{name}")
     if name in __all__:
         return getattr(import_module(HOMES.get(name, "optg.sparsifier")), name)
     raise AttributeError(f"module 'optg' has no attribute {name!r}")

@@ -15,7 +15,6 @@ from optg.core.fixed_point import FixedPoint
 from optg.core.floors import Floor
 from optg.core.layer_kinds import Axes
 from optg.core.pools import Pool
-from optg.core.ranking import Zeros
 from optg.core.structures import STRUCTURES, Unstructured
 
 ONE_UNIT = Floor(1e-12)  # every group keeps a channel: without one the network would be cut in two
@@ -42,6 +41,7 @@ class Channels(Unstructured):
     """Whole output channels or neurons. `groups` are found by `optg.core.assignment`."""
 
     units_are_weights = False
+    allows_erk = False  # the groups have no fan-in of their own
     pattern = example = "channel"
 
     def __init__(self, *numbers: str) -> None:
@@ -50,10 +50,6 @@ class Channels(Unstructured):
 
     def crosses_rows(self, axes: Axes) -> bool:
         return True
-
-    def zeros(self, sparsity: float, progress: float, budget: str, shapes: list[torch.Size], most: list[int]) -> Zeros:
-        """An `erk` budget counts as uniform: the groups have no fan-in of their own."""
-        return super().zeros(sparsity, progress, "uniform" if budget == "erk" else budget, shapes, most)
 
 
 def couple(groups: list[Group], parameters: dict[str, nn.Parameter], wanted: set[str]) -> tuple[Channels, dict[str, str]]:

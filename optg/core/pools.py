@@ -35,6 +35,7 @@ class Pool:
         split = self.pieces.pieces if self.pieces else [False] * len(self.layers)
         self.joined = [piece and structure.crosses_rows(axis) for piece, axis in zip(split, self.axes)]
         self.floor: Floor | None = None
+        self.replaced_erk = False  # a cut asked for an `erk` budget and got a uniform one
         self.sizes: list[Tensor] = []  # weights in each unit; made when first needed
         self.largest = 1  # weights in the largest unit
         self.describe_units()
@@ -70,6 +71,8 @@ class Pool:
 
     def zeros(self, sparsity: float, target: float, budget: str) -> Zeros:
         """Return how many units a cut removes in all, or in each tensor of units under a budget."""
+        if budget == "erk" and not self.structure.allows_erk:
+            budget, self.replaced_erk = "uniform", True
         progress = sparsity / target if target else 0.0
         return self.structure.zeros(sparsity, progress, budget, self.unit_shapes, self.most)
 

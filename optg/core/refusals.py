@@ -40,17 +40,20 @@ def refuse_sparsity(sparsity: float) -> None:
 def refuse_target(method: str, needed: bool, sparsity: float | None) -> None:
     """Raise if a method needs a sparsity and got none, or got one that it cannot use."""
     if needed and sparsity is None:
-        raise TypeError(f"{method} needs `sparsity=`, the share of weights to remove. Only method='keep' works without it")
+        raise TypeError(
+            f"{method} needs `sparsity=`, the share of weights to remove. Only method='keep' and N:M structures do without"
+        )
     if not needed and sparsity is not None:
         raise ValueError(f"{method} keeps the zeros that the model has; leave out sparsity={sparsity}")
 
 
 def refuse_structure(name: str, method: Any, assigned: Any) -> None:
     """Raise if a method cannot remove weights in these groups."""
-    reason = method.single_weights if assigned.label != "unstructured" else ""
+    structured = any(str(structure) != "unstructured" for structure in assigned.structures)
+    reason = method.single_weights if structured else ""
     if assigned.followers and method.regrows_at_zero:
         reason = "it revives weights at 0, and a channel of zeros receives no gradient"
-    if assigned.label != "unstructured" and method.tries_dormant:
+    if structured and method.tries_dormant:
         reason = "it tries single dormant weights (leave out `reopen`)"
     if reason:
         raise ValueError(f"{name} does not support structure {assigned.label!r}: {reason}. Use another method")

@@ -25,6 +25,7 @@ class Unstructured:
     """Single weights. The base class of all structures."""
 
     units_are_weights = True  # otherwise `expand` turns masks of units into masks of weights
+    allows_erk = True  # otherwise an `erk` budget becomes uniform, with a note in the summary
     pattern = "unstructured"
     example = "unstructured"
     pool_type: Any  # the class of its pools; `optg.core.pools` sets it
@@ -102,6 +103,7 @@ class NM(Unstructured):
     While the sparsity rises, the N largest scores of every group are protected and the others are ranked as ever.
     """
 
+    allows_erk = False
     pattern = r"(\d+):(\d+)"
     example = "2:4"
 
@@ -123,11 +125,11 @@ class NM(Unstructured):
         return math.prod(shape) // inputs * zeros
 
     def zeros(self, sparsity: float, progress: float, budget: str, shapes: list[torch.Size], most: list[int]) -> Zeros:
-        """The target is what the groups allow, whatever the sparsity. An `erk` budget counts as uniform."""
+        """The target is what the groups allow, whatever the sparsity."""
         total = math.ceil(min(progress, 1.0) * sum(most))
         if budget == "global":
             return total
-        return most if progress >= 1 else super().zeros(total / sum(map(math.prod, shapes)), progress, "uniform", shapes, most)
+        return most if progress >= 1 else super().zeros(total / sum(map(math.prod, shapes)), progress, budget, shapes, most)
 
     def protect(self, units: Tensor, axes: Axes) -> Tensor:
         top = self.by_group(lambda groups, dim: top_of(groups, dim, self.n), units, axes)

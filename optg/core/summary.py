@@ -46,8 +46,10 @@ def summarize(weights: SparseWeights) -> list[LayerSummary]:
 
 
 def notes_on(weights: SparseWeights, model: nn.Module) -> list[str]:
-    """Return what to say below the table: which layers stay dense, and how large the model is without removed channels."""
+    """Return what to say below the table: layers that stay dense, replaced budgets, and the size without removed channels."""
     notes, example = weights.assignment.notes, weights.assignment.example
+    erk = [str(pool.structure) for pool in weights.mask_set.pools if pool.replaced_erk]
+    notes += [f"uniform budget instead of erk, which {structure} does not support" for structure in erk]
     if weights.sparsity and example is not None and not isinstance(example, list):  # a list holds groups, not an input
         small = shrink(model, example)
         dense, shrunk = count(unwrap(model), example), count(small, example)

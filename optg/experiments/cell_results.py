@@ -10,7 +10,9 @@ from optg.experiments.records import Summaries
 from optg.report.paper import SAME
 
 MAX_LOG_RATIO = math.log(2)  # a run counts if it keeps at least half and at most twice as many weights as the target
-COLUMNS = ("dataset", "method", "setting", "ours", "paper", "difference", "sparsity", "MFLOPs", "seeds", "seconds")
+COLUMNS = (
+    "dataset", "method", "setting", "ours", "paper", "difference", "sparsity", "MFLOPs", "training PFLOPs", "seeds", "seconds",
+)  # fmt: skip
 
 
 @dataclass
@@ -23,6 +25,10 @@ class CellResult:
 
     def mean(self, key: str) -> float:
         return statistics.fmean(summary[key] for summary in self.summaries)
+
+    def mean_if_recorded(self, key: str) -> float | None:
+        """Return the mean, or None if an older version has recorded a run without this number."""
+        return self.mean(key) if self.summaries and all(key in summary for summary in self.summaries) else None
 
     @property
     def accuracies(self) -> list[float]:
@@ -48,6 +54,15 @@ class CellResult:
         kept_in_paper = 1 - self.cell.paper_sparsity / 100
         same = abs(1 - self.mean("sparsity") - kept_in_paper) <= SAME * kept_in_paper
         return self.accuracy - paper.accuracy if same else None
+
+
+def pooled_deviation(results: list[CellResult]) -> float | None:
+    """Return the standard deviation over seeds, pooled over the cells with several seeds; None if there is no such cell."""
+    repeated = [result.accuracies for result in results if len(result.summaries) > 1]
+    if not repeated:
+        return None
+    squares = sum((len(values) - 1) * statistics.variance(values) for values in repeated)
+    return math.sqrt(squares / sum(len(values) - 1 for values in repeated))
 
 
 def collect_results(experiment: Experiment, summaries: Summaries) -> list[CellResult]:
@@ -76,10 +91,15 @@ def format_result(result: CellResult) -> list[str]:
     column = cell.column + (" %" if cell.sparsity and cell.column == f"{100 * cell.sparsity:g}" else "")
     if not result.summaries:
         reached = ", ".join(f"{100 * summary['sparsity']:.2f} %" for summary in result.too_far)
-        return [cell.dataset, cell.row, column, "", theirs, "", f"too far: {reached}" if reached else "", "", "", ""]
+        return [cell.dataset, cell.row, column, "", theirs, "", f"too far: {reached}" if reached else "", *[""] * 4]
     deviation = "" if result.deviation is None else f" ± {result.deviation:.2f}"
     difference = "" if result.difference is None else f"{result.difference:+.2f}"
-    paper_flops = f" (paper {format_number(paper.flops / 1e6)})" if paper and paper.flops else ""
+    flops = format_number(result.mean("flops") / 1e6)
+    if all("shrunk" in summary for summary in result.summaries):
+        flops += f" ({format_number(statistics.fmean(s['shrunk']['flops'] for s in result.summaries) / 1e6)} shrunk)"
+    if paper and paper.flops:
+        flops += f" (paper {format_number(paper.flops / 1e6)})"
+    training = result.mean_if_recorded("training_flops")
     return [
         cell.dataset,
         cell.row,
@@ -88,7 +108,8 @@ def format_result(result: CellResult) -> list[str]:
         theirs,
         difference,
         f"{100 * result.mean('sparsity'):.2f} %",
-        format_number(result.mean("flops") / 1e6) + paper_flops,
+        flops,
+        "" if training is None else format_number(training / 1e15),
         ", ".join(str(s["settings"]["seed"]) for s in result.summaries),
         f"{result.mean('seconds'):,.0f}",
     ]

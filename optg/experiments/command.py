@@ -59,7 +59,8 @@ class Execution:
     minutes: float | None = None  # time limit, after which the runs save and stop, as after Ctrl-C
     output: Path = Path("runs/reproduce")  # folder of all runs
     record: Path | None = None  # add finished runs to this .jsonl file; runs in it or in a file beside it are not repeated
-    plot: Path | None = None  # plot accuracy against sparsity to this file: .svg, .png or .pdf
+    plot: Path | None = None  # plot accuracy to this file: .svg, .png or .pdf
+    against: Literal["sparsity", "flops", "training-flops"] = "sparsity"  # the horizontal axis of --plot
 
 
 @dataclass
@@ -90,6 +91,8 @@ def reproduce(options: Reproduce) -> int:
     experiments = [load_experiment(name, selection) for name in dict.fromkeys(options.names)]
     if execution.plot and not (len(experiments) == 1 and experiments[0].by_sparsity):
         raise ValueError("--plot needs one experiment whose columns are sparsities, such as extreme or accuracy-sparsity")
+    if execution.against != "sparsity" and not execution.plot:
+        raise ValueError(f"--against {execution.against} has no effect without --plot FILE; add it or remove --against")
     runs = list({run.key: run for experiment in experiments for run in experiment.runs}.values())
     if options.plan:
         for run in runs:
@@ -150,8 +153,9 @@ def show_experiment(experiment: "Experiment", summaries: "Summaries", options: R
     if plot or (experiment.plotted and not options.table):
         from optg.experiments.drawing import draw_accuracy
 
-        drawn = draw_accuracy(experiment, summaries, plot or output / f"{experiment.name}.png")
-        console.print(drawn or "nothing to plot: no run with a sparsity has finished", soft_wrap=True)
+        against = options.execution.against
+        drawn = draw_accuracy(experiment, summaries, plot or output / f"{experiment.name}.png", against)
+        console.print(drawn or f"nothing to plot: no sparse run with its {against} has finished", soft_wrap=True)
 
 
 def run_all(execution: Execution, runs: "list[PlannedRun]", console: Console) -> int:

@@ -1,4 +1,4 @@
-"""Draw figures of experiments: the schedules, and accuracy against sparsity."""
+"""Draw figures of experiments: the schedules, and accuracy against sparsity or FLOPs."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from optg.core.clock import Clock
 from optg.core.schedules import sigmoid
@@ -22,6 +22,10 @@ matplotlib.use("Agg")
 
 COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#8c6d00", "#7b3fa0", "#000000")  # distinct for colour-blind readers
 GREY = "#666666"
+FLOPS = {  # what accuracy is drawn against, besides sparsity: the number in a run's summary, its unit, and the axis
+    "flops": ("flops", 1e6, "MFLOPs for one image, zeros skipped"),
+    "training-flops": ("training_flops", 1e15, "PFLOPs of the whole training, zeros skipped"),
+}
 
 
 def draw_schedules(curves: dict[str, Any], folder: Path) -> Path:
@@ -44,15 +48,16 @@ def draw_schedules(curves: dict[str, Any], folder: Path) -> Path:
     return save(figure, folder / "schedules.png")
 
 
-def draw_accuracy(experiment: Experiment, summaries: Summaries, path: Path) -> Path | None:
+def draw_accuracy(experiment: Experiment, summaries: Summaries, path: Path, against: str = "sparsity") -> Path | None:
     """Draw accuracy against sparsity: a line for each row, a dashed line for the dense model, crosses for the paper's figures.
 
-    Points are means over seeds and error bars are standard deviations. Return None if no sparse run has finished.
+    Points are means over seeds and error bars are standard deviations. Return None if no sparse run has finished. `against` may
+    also be "flops" or "training-flops"; then there are no crosses.
     """
     results = collect_results(experiment, summaries)
     lines: dict[tuple[str, str], list[CellResult]] = {}
     for result in results:
-        if result.cell.sparsity is not None and result.summaries:
+        if result.cell.sparsity is not None and horizontal(result, against) is not None:
             lines.setdefault((result.cell.dataset, result.cell.row), []).append(result)
     if not lines:
         return None
@@ -63,33 +68,53 @@ def draw_accuracy(experiment: Experiment, summaries: Summaries, path: Path) -> P
     labels = []
     styles = itertools.cycle(itertools.product(("-", ":"), COLORS))
     for points, (dashes, color) in zip(lines.values(), styles):
-        points.sort(key=lambda point: point.mean("sparsity"))
-        draw_line(axes, points, color, dashes)
+        draw_line(axes, sorted_points(points, against), color, dashes, against)
         label = display_name(points[0]) + (f", {points[0].cell.dataset}" if several_datasets else "")
-        labels.append((points[-1].accuracy, label, color))
+        labels.append((sorted_points(points, against)[-1].accuracy, label, color))
     for result in results:
         if result.cell.sparsity is None and result.summaries:
             axes.axhline(result.accuracy, color=GREY, linestyle="--", linewidth=1.2)
             labels.append((result.accuracy, f"Dense ({result.accuracy:.1f} %)", GREY))
     drawn = [result for points in lines.values() for result in points]
-    label_sparsities(axes, drawn)
+    if against == "sparsity":
+        label_sparsities(axes, drawn)
+    else:
+        axes.set_xscale("log")
+        axes.set_xlabel(FLOPS[against][2])
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
     label_lines(axes, labels)
-    axes.set(xlabel="sparsity (share of weights removed)", ylabel="test accuracy (%)")
+    held_out = any("validation" in summary for result in drawn for summary in result.summaries)
+    axes.set_ylabel(f"{'validation' if held_out else 'test'} accuracy (%)")
     axes.set_title(experiment.title, loc="left", fontsize=12, fontweight="bold")
-    figure.supxlabel(explain_marks(drawn), fontsize=8.5, color=GREY)
+    figure.supxlabel(explain_marks(drawn, crosses=against == "sparsity"), fontsize=8.5, color=GREY)
     return save(figure, path)
 
 
-def draw_line(axes: Axes, points: list[CellResult], color: str, dashes: str) -> None:
+def horizontal(result: CellResult, against: str) -> float | None:
+    """Return the horizontal position of a cell; None if it has no finished run, or none that recorded this number."""
+    if against == "sparsity":
+        return position(result.mean("sparsity")) if result.summaries else None
+    key, unit, _ = FLOPS[against]
+    value = result.mean_if_recorded(key)
+    return None if value is None else value / unit
+
+
+def sorted_points(points: list[CellResult], against: str) -> list[CellResult]:
+    return sorted(points, key=lambda point: horizontal(point, against) or 0.0)
+
+
+def draw_line(axes: Axes, points: list[CellResult], color: str, dashes: str, against: str) -> None:
     """Draw one row, and the paper's figures in the same colour."""
-    x, y = [position(point.mean("sparsity")) for point in points], [point.accuracy for point in points]
+    x, y = [horizontal(point, against) or 0.0 for point in points], [point.accuracy for point in points]
     axes.plot(x, y, "o", linestyle=dashes, color=color, linewidth=1.8, markersize=4.5)
     repeated = [(px, py, point.deviation) for px, py, point in zip(x, y, points) if point.deviation is not None]
     if repeated:
         bar_x, bar_y, deviations = zip(*repeated)
         axes.errorbar(bar_x, bar_y, deviations, fmt="none", ecolor=color, elinewidth=1.2, capsize=3)
     for point in points:
-        if point.cell.paper:
+        if point.cell.paper and against == "sparsity":
             axes.plot(position(point.cell.paper_sparsity / 100), point.cell.paper.accuracy, "x", color=color)
 
 
@@ -110,6 +135,7 @@ def label_sparsities(axes: Axes, results: list[CellResult]) -> None:
     targets = sorted({result.cell.sparsity for result in results if result.cell.sparsity is not None})
     texts = [f"{100 * target:g} %\n1 in {1 / (1 - target):.0f} kept" for target in targets]
     axes.set_xticks([position(target) for target in targets], texts)
+    axes.set_xlabel("sparsity (share of weights removed)")
     axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -130,14 +156,15 @@ def label_lines(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
         )  # fmt: skip
 
 
-def explain_marks(results: list[CellResult]) -> str:
+def explain_marks(results: list[CellResult], crosses: bool = True) -> str:
     """Return a footnote on the error bars, and on the crosses if there are any."""
     counts = sorted({len(result.summaries) for result in results} - {1})
     repeated = list(dict.fromkeys(display_name(result) for result in results if len(result.summaries) > 1))
     note = f"Error bars: standard deviation over {' or '.join(map(str, counts))} seeds" if counts else "One seed for each point"
     if counts and len(repeated) < len({result.cell.row for result in results}):
         note += f" ({'; '.join(repeated)}); other lines: one seed"
-    return note + (". Crosses: the paper's accuracy." if any(result.cell.paper for result in results) else ".")
+    crosses = crosses and any(result.cell.paper for result in results)
+    return note + (". Crosses: the paper's accuracy." if crosses else ".")
 
 
 def save(figure: Figure, path: Path) -> Path:

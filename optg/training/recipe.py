@@ -33,6 +33,7 @@ class Recipe:
     validate: bool = field(default=False, kw_only=True)
     sparsity: float = 0.95  # fraction of the weights to remove
     floor: float | None = None  # fraction of its weights that every part of a layer keeps at least
+    floor_by: Literal["part", "output"] = field(default="part", kw_only=True)  # output: every output neuron keeps that fraction
     structure: str = "unstructured"  # what is removed together: unstructured, N:M, RxC, channel; or PATTERN=STRUCTURE, …
     epochs: int = 25  # epochs to train
     max_steps: int | None = field(default=None, kw_only=True)  # optimizer steps to train, instead of epochs
@@ -59,7 +60,7 @@ class Recipe:
     graph: bool = True  # replay training steps from a CUDA graph, when training on one GPU
 
 
-ADDED = {"validate": False, "structure": "unstructured"}  # settings that recipes of earlier versions lack
+ADDED = {"validate": False, "structure": "unstructured", "floor_by": "part"}  # settings that recipes of earlier versions lack
 EXECUTION_SETTINGS = ("folder", "graph", "compile")  # settings that change how a run is computed, but not what
 
 
@@ -198,6 +199,7 @@ def check(recipe: Recipe, where: str) -> Recipe:
     limits = {
         "sparsity": (recipe.sparsity >= 0 and recipe.sparsity < 1, "at least 0 and below 1"),
         "floor": (recipe.floor is None or 0 < recipe.floor < 1, "above 0 and below 1, or none"),
+        "floor_by": (recipe.floor is not None or recipe.floor_by == "part", "part where no floor is given"),
         "epochs": (recipe.epochs >= 1, "at least 1"),
         "max_steps": (recipe.max_steps is None or recipe.max_steps >= 1, "at least 1"),
         "batch_size": (recipe.batch_size >= 1, "at least 1"),

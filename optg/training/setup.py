@@ -56,7 +56,8 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     method = build_method(plan)
     sparsifier = sparsify(
         model, optimizer, method, sparsity=recipe.sparsity if method.needs_target else recipe.sparsity or None,
-        **length_of_training(recipe, data), floor=recipe.floor or 0.0, structure=recipe.structure, example=example,
+        **length_of_training(recipe, data), floor=recipe.floor or 0.0, floor_by=recipe.floor_by,
+        structure=recipe.structure, example=example,
         loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model

@@ -16,7 +16,7 @@ FLAGS = [
     "model.KEY", "data", "folder", "sparsity", "epochs", "max-steps", "batch-size", "seed", "optimizer", "lr", "momentum",
     "nesterov", "weight-decay", "decay-norms",
     "schedule", "warmup", "cycles", "milestones", "gamma", "hold", "rate-per", "label-smoothing", "accumulate", "precision",
-    "channels-last", "compile", "graph", "floor", "method.schedule", "method.alpha", "method.score-lr",
+    "channels-last", "compile", "graph", "floor", "floor-by", "method.schedule", "method.alpha", "method.score-lr",
 ]  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def test_help_shows_every_flag(monkeypatch, capsys):
         (["--method", "keep", "--sparsity", "0.5"], "keep keeps the zeros that the model has; leave out sparsity=0.5"),
         (["--floor", "0.2"], "floor=0.2 by part protects"),
         (["--floor", "1.5"], "floor is 1.5; expected above 0 and below 1"),
+        (["--floor-by", "output"], "floor_by is output; expected part where no floor is given"),
     ],
 )
 def test_bad_input_gets_one_clear_message_and_no_folder(args, message, tmp_path, monkeypatch, capsys):
@@ -101,9 +102,19 @@ def test_a_floor_is_part_of_the_recipe(tmp_path):
     done = run_optg("train", *SMALL, "--floor", "0.05", folder=tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert "floor = 0.05" in (tmp_path / "run" / "recipe.toml").read_text()
+
     for kept in masks(tmp_path / "run").values():
         flat = np.array(kept).flatten()
         assert flat.sum() >= 0.05 * flat.size
+
+
+def test_a_floor_may_hold_for_every_output_neuron(tmp_path):
+    flags = "--floor", "1e-6", "--floor-by", "output", "--sparsity", "0.95"
+    done = run_optg("train", *SMALL, *flags, folder=tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert 'floor_by = "output"' in (tmp_path / "run" / "recipe.toml").read_text()
+    for name, kept in masks(tmp_path / "run").items():
+        assert np.array(kept).reshape(len(kept), -1).any(1).all(), name
 
 
 @pytest.mark.parametrize("name", ["a[/b]", "[red]", "a\u202eb", "new\nline"])

@@ -68,6 +68,25 @@ def test_short_groups_count_in_the_target():
     assert sparsifier.weights.target == (64 * 6 // 2 + 2 * 10) / (64 * 6 + 60)
 
 
+@pytest.mark.parametrize(("text", "noted"), [("2:4", True), ("channel", True), ("1x4", False), ("unstructured", False)])
+def test_the_summary_says_that_a_budget_of_erk_became_uniform(text, noted):
+    sparsity = None if text == "2:4" else 0.5
+    methods = optg.methods.GMP(budget="erk", every=1), *([] if text == "channel" else ["granet", "rigl"])
+    for method in methods:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 10))
+        optimizer, sparsifier = attach(model, method=method, structure=text, sparsity=sparsity, example=torch.zeros(1, 1, 8, 8))
+        step(model, optimizer, batches(1)[0])
+        shown = " ".join(printed(sparsifier.summary()).split())
+        assert (f"uniform budget instead of erk, which {text} does not support" in shown) == noted
+        densities = [layer.density for layer in sparsifier.layers()]
+        assert (max(densities) - min(densities) < 0.05) == noted
+
+
+def test_a_dict_that_names_single_weights_only_is_no_structure():
+    _, sparsifier = attach(convnet(), method="str", structure={"*": "unstructured"}, sparsity=0.5)
+    assert set(structures(sparsifier).values()) == {"unstructured"}
+
+
 def test_where_nm_is_mixed_with_others_the_sparsity_is_theirs():
     with pytest.raises(TypeError, match="needs `sparsity=`"):
         attach(convnet(), structure={"4*": "2:4"}, sparsity=None)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
 
+from optg.core import structures as structures_file
 from optg.core.assignment import Assignment, parse_structure
 from optg.core.exchange import exchange
 from optg.core.floors import Floor
@@ -317,3 +319,7 @@ def test_a_floor_does_not_stop_exchanges_under_nm():
     weights.exchange(0.5, {0: torch.rand(3, 9, generator=generator)})
     assert not torch.equal(weights.masks[0], before)
     check_structure(weights.masks[0], weights.axes[0], weights.mask_set.pools[0].structure, final=True)
+
+
+def test_all_structures_fit_in_one_short_file():
+    assert len(Path(structures_file.__file__).read_text().splitlines()) < 250

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optg.experiments.cell_results import collect_results, format_result
+from optg.experiments.cell_results import collect_results, format_result, pooled_deviation
 from optg.experiments.declaration import Selection, load_experiment
 from tests.experiments.fake_summaries import by_key, fake_summary
 
@@ -19,6 +19,29 @@ def test_mean_deviation_and_difference():
     assert format_result(result)[3:6] == ["93.00", "93.79", "-0.79"] and result.deviation is None
     [result] = collect_results(experiment, {})
     assert format_result(result)[3:6] == ["", "93.79", ""]
+
+
+def test_the_deviation_is_pooled_over_cells_with_several_seeds():
+    experiment = load_experiment("phoenix", Selection(only=("gmp", "optg", "acdc"), columns=("99",)))
+    accuracies = {"gmp": (0.70, 0.71, 0.72), "optg": (0.70, 0.74), "acdc": (0.1,)}  # variances 1 and 8 with 2 and 1 degrees
+    found = by_key(*(
+        fake_summary(run, accuracy=accuracy)
+        for cell in experiment.cells
+        for run, accuracy in zip(cell.runs, accuracies.get(cell.row, ()))
+    ))  # fmt: skip
+    results = collect_results(experiment, found)
+    assert pooled_deviation(results) == pytest.approx(((2 * 1 + 1 * 8) / 3) ** 0.5)
+    assert pooled_deviation([result for result in results if len(result.summaries) < 2]) is None
+
+
+def test_flops_after_shrinking_and_of_the_training_are_shown_where_recorded():
+    experiment = load_experiment("structures", Selection(only=("gmp",), columns=("channel, 70 %",)))
+    [run] = experiment.runs
+    both = {"shrunk": {"parameters": 10, "flops": 12_000_000}, "training_flops": 2_500_000_000_000_000}
+    [result] = collect_results(experiment, by_key(fake_summary(run, **both)))
+    assert format_result(result)[7:9] == ["25.0 (12.0 shrunk)", "2.50"]
+    [result] = collect_results(experiment, by_key(fake_summary(run)))
+    assert format_result(result)[7:9] == ["25.0", ""]
 
 
 def test_runs_with_a_validation_split_count_by_it():

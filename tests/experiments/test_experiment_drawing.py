@@ -4,7 +4,7 @@ from pathlib import Path
 
 from optg.experiments.cell_results import collect_results
 from optg.experiments.declaration import Selection, load_experiment
-from optg.experiments.drawing import draw_accuracy, draw_schedules, explain_marks
+from optg.experiments.drawing import draw_accuracy, draw_schedules, explain_marks, horizontal
 from optg.experiments.records import records_in
 from tests.experiments.fake_summaries import by_key, fake_summary
 
@@ -27,6 +27,18 @@ def test_the_plot_of_recorded_runs_is_small_and_does_not_change(tmp_path):
     recorded = records_in(ROOT / "results")
     first, second = (draw_accuracy(experiment, recorded, tmp_path / name) for name in ("first.svg", "second.svg"))
     assert first.read_bytes() == second.read_bytes() and first.stat().st_size < 150_000
+
+
+def test_accuracy_can_be_drawn_against_flops_where_they_were_recorded(tmp_path):
+    experiment = load_experiment("extreme", Selection(only=("optg", "gmp", "dense")))
+    old = by_key(*map(fake_summary, experiment.runs))
+    assert draw_accuracy(experiment, old, tmp_path / "old.svg", "flops")
+    assert draw_accuracy(experiment, old, tmp_path / "none.svg", "training-flops") is None
+    new = by_key(*({**fake_summary(run), "training_flops": 4 * 10**15} for run in experiment.runs))
+    drawn = draw_accuracy(experiment, new, tmp_path / "new.svg", "training-flops")
+    assert "<!-- PFLOPs of the whole training, zeros skipped -->" in drawn.read_text()
+    [points] = [r for r in collect_results(experiment, new) if r.cell.row == "gmp" and r.cell.column == "99"]
+    assert horizontal(points, "training-flops") == 4 and horizontal(points, "flops") == points.mean("flops") / 1e6
 
 
 def test_the_error_bars_and_crosses_are_explained():

@@ -36,6 +36,7 @@ def flags(*names: str, **values: Any) -> Reproduce:
         ({"record": Path("a.jsonl")}, "--record needs the name of an experiment"),
         ({"names": ("alpha",), "plot": Path("a.svg")}, "--plot needs one experiment whose columns are sparsities"),
         ({"names": ("extreme", "cifar"), "plot": Path("a.svg")}, "--plot needs one experiment"),
+        ({"names": ("extreme",), "against": "flops"}, "--against flops has no effect without --plot FILE"),
     ],
 )
 def test_flags_without_effect_are_refused(options, message):

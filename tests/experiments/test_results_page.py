@@ -33,6 +33,14 @@ def test_the_page_shows_every_recorded_run_and_nothing_else(tmp_path):
     assert "Not run yet: `earlier-recipe`, `extreme`" in page
 
 
+def test_the_page_says_from_what_difference_on_a_cell_is_better(tmp_path):
+    runs = load_experiment("phoenix", Selection(only=("gmp",), columns=("99",))).runs
+    for run, accuracy in zip(runs, (0.70, 0.71, 0.72), strict=True):
+        append_record(tmp_path / "a.jsonl", fake_summary(run, accuracy=accuracy))
+    expected = "pooled over the cells: 1.00. Two standard errors of the difference between two means of 3 seeds: 1.63."
+    assert expected in results_page(tmp_path)
+
+
 def test_an_alternative_further_from_the_target_is_among_the_other_runs(tmp_path):
     runs = load_experiment("extreme", Selection(only=("str",), columns=("98",))).runs
     for run, sparsity, accuracy in zip(runs, (0.96, 0.979), (0.61, 0.62)):

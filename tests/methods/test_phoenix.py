@@ -59,9 +59,10 @@ def test_theta_is_one_half_above_95_percent(sparsity, share):
     assert start(Phoenix(), sparsity)[2].method.dormant_gradient == share
 
 
-def test_without_ham_it_is_feather_with_another_ramp():
+@pytest.mark.parametrize("ham", [0.0, 50.0])
+def test_it_is_feather_with_another_ramp_and_ham(ham):
     finals = []
-    for method in (Phoenix(ham=0.0, every=2), Feather(start=0.06, end=0.7, every=2)):
+    for method in (Phoenix(ham=ham, every=2), Feather(ham=ham, start=0.06, end=0.7, every=2)):
         model, optimizer, _ = start(method)
         for batch in batches(TOTAL):
             step(model, optimizer, batch)
