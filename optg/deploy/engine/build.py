@@ -61,7 +61,7 @@ class Library:
         self.key = path.stem
         c = ctypes.CDLL(str(path))
         c.engine_pool.restype = ctypes.c_void_p
-        for name in ("lanes", "span", "finite", "kernel_count", "int8_kernel_count", "pool_threads", "pixels", "time"):
+        for name in ("lanes", "span", "finite", "kernel_count", "int8_kernel_count", "pool_threads", "permutes", "time"):
             function = getattr(c, f"engine_{name}")
             function.restype = ctypes.c_int64
         c.engine_pool.argtypes = [ctypes.c_int64, ctypes.c_int64]
@@ -77,7 +77,7 @@ class Library:
         self.c = c
         self.lanes: int = c.engine_lanes()
         self.span: int = c.engine_span()  # bytes of a vector in the int8 operations
-        self.has_pixels = bool(c.engine_pixels())  # can int8 convolutions run pixel by pixel?
+        self.permutes = bool(c.engine_permutes())  # can it permute the bytes of a vector?
         shape = (ctypes.c_int32 * 5)()
         self.kernels: dict[Kernel, int] = {}
         for i in range(c.engine_kernel_count()):

@@ -108,7 +108,7 @@ class Convolution(Int8Op):
             kind = f"every {self.window.stride} from {phases}"
             whole, (source, new) = source, places.copy(self.inputs[0], kind, shape, source.zero_point)
             if new:
-                calls.append(split_call(whole, source, self.window.stride, phases))
+                calls.append(split_call(whole, source, self.window.stride, phases, places.library))
         self.reserve(source, output)
         added = [places.value(name, q.zero_point) for name, q in zip(self.inputs[1:], self.quantized[1:])]
         for value in (output, *added):

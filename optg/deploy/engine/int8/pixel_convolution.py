@@ -36,7 +36,7 @@ def prefers_pixels(op: "Convolution", places: Places) -> bool:
     """Return whether a convolution is expected to be faster on pixels than on planes."""
     channels, height, width = places.shapes[op.output]
     positions = places.images * height * width
-    if not places.library.has_pixels or op.groups > 1 or positions > MOST_POSITIONS:
+    if not places.library.permutes or op.groups > 1 or positions > MOST_POSITIONS:
         return False
     needed = count_picks(block_weights(op.weight))
     picks, blocks = int(needed.sum()), int((-(-needed // MOST_PICKS)).sum())

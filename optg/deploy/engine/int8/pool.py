@@ -43,7 +43,7 @@ class Pool(Int8Op):
 
     def prefers_pixels(self, places: Places) -> bool:
         small = places.images * prod(places.shapes[self.inputs[0]]) <= LARGEST_ON_PIXELS
-        return self.kind == "max" and places.library.has_pixels and small
+        return self.kind == "max" and places.library.permutes and small
 
     def lay_out(self, places: Places) -> Callable[[], list[Call]]:
         if self.output in places.on_pixels:

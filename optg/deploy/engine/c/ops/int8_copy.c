@@ -153,6 +153,40 @@ void op_int8_split(const context *c, const step *s) {
     }
 }
 
+#if SPAN == 64 && defined(__AVX512VBMI__)
+typedef struct { /* bytes of an output vector that come from one place */
+  int64_t from;     /* bytes from the input plane's start */
+  uint64_t where;   /* one bit for each byte of the output that it sets */
+  uint8_t index[64];
+} int8_piece;
+
+typedef struct {
+  const int8_piece *pieces; /* of all vectors, one after the other */
+  const int32_t *counts;    /* of each vector of the output planes that belong to one input plane */
+  int64_t vectors, lead;
+  uint8_t fill;
+} int8_selection;
+
+/* The same by permutations of bytes: every output plane takes its bytes from the same places. */
+void op_int8_select(const context *c, const step *s) {
+  const int8_selection *k = s->own;
+  int64_t first, last;
+  share(c, s->channels, &first, &last);
+  if (first == 0 && last > 0) memset(at(c, &s->out) - k->lead, k->fill, k->lead);
+  for (int64_t o = first; o < last; o++) {
+    const char *in = at(c, &s->in) + o * s->in.channel;
+    char *out = at(c, &s->out) + o * k->vectors * 64;
+    const int8_piece *piece = k->pieces;
+    for (int64_t v = 0; v < k->vectors; v++) {
+      __m512i x = _mm512_set1_epi8((char)k->fill);
+      for (int32_t n = k->counts[v]; n > 0; n--, piece++)
+        x = _mm512_mask_permutexvar_epi8(x, piece->where, _mm512_loadu_si512(piece->index), (__m512i)load_octets(in + piece->from));
+      _mm512_storeu_si512(out + 64 * v, x);
+    }
+  }
+}
+#endif
+
 /* Every pixel of every channel becomes a channel of its own. */
 void op_int8_flatten(const context *c, const step *s) {
   const int8_copy *k = s->own;

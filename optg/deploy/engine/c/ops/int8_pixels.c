@@ -11,7 +11,7 @@
 
 #if SPAN == 64 && defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
 
-int64_t engine_pixels(void) { return 1; }
+int64_t engine_permutes(void) { return 1; }
 
 typedef struct { /* 16 filters */
   const char *picks;     /* for each pick: 64 indices, then 64 weights; 4 for each filter */
@@ -226,5 +226,5 @@ void op_int8_pool_pixels(const context *c, const step *s) {
 }
 
 #else
-int64_t engine_pixels(void) { return 0; }
+int64_t engine_permutes(void) { return 0; }
 #endif
