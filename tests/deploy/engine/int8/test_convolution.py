@@ -101,7 +101,7 @@ def test_extreme_bytes_everywhere(isa: str, zero_point: int, poisoned_bytes: Non
         size = rng.choice([(1, 1), (4, 5), (9, 17)])
         b = Builder((9, *size), (6, *size), seed=kernel)
         x, r = (b.quantize(Ref(name), 1.0, point, show=False) for name, point in (("x", zero_point), ("y", 255 - zero_point)))
-        weight = b.weight(6, 9, kernel, kernel, density=0.9)
+        weight = b.weight(6, 9, kernel, kernel, density=0.9, scale=1.0)
         b.tensors["w0"] = b.tensors["w0"].sign() * 127
         y = b.aten("add.Tensor", b.aten("conv2d", x, weight, None, [1, 1], [kernel // 2] * 2), r)
         b.quantize(b.aten(clamp, y) if clamp else y, scale, rng.choice([0, 100, 255]))
