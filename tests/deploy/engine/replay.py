@@ -64,26 +64,6 @@ def has_sanitizers() -> bool:
     return os.path.isabs(subprocess.run(find, capture_output=True, text=True).stdout)
 
 
-class Chunk(NamedTuple):
-    """A piece of memory."""
-
-    address: int
-    size: int
-    has_pointers: bool = False
-
-    @classmethod
-    def of(cls, thing: Any) -> "Chunk":
-        """Return the memory of an array or of a C struct."""
-        if isinstance(thing, np.ndarray):
-            kinds = [kind for kind, *_ in (thing.dtype.fields or {}).values()]
-            return cls(thing.ctypes.data, thing.nbytes, np.uint64 in kinds)
-        return cls(ctypes.addressof(thing), ctypes.sizeof(thing), True)
-
-    @property
-    def content(self) -> bytes:
-        return ctypes.string_at(self.address, self.size)
-
-
 TARGETS = {
     "neon_i8mm": Target(build.ISAS["neon_i8mm"], "max"),
     "neon_dotprod": Target(build.ISAS["neon_dotprod"], "neoverse-n1"),
@@ -104,6 +84,26 @@ def parameters(*names: str) -> list[Any]:
     reasons = [TARGETS[name].lacking for name in names]
     marks = [[pytest.mark.long, pytest.mark.skipif(bool(reason), reason=reason)] for reason in reasons]
     return [pytest.param(name, marks=mark) for name, mark in zip(names, marks)]
+
+
+class Chunk(NamedTuple):
+    """A piece of memory."""
+
+    address: int
+    size: int
+    has_pointers: bool = False
+
+    @classmethod
+    def of(cls, thing: Any) -> "Chunk":
+        """Return the memory of an array or of a C struct."""
+        if isinstance(thing, np.ndarray):
+            kinds = [kind for kind, *_ in (thing.dtype.fields or {}).values()]
+            return cls(thing.ctypes.data, thing.nbytes, np.uint64 in kinds)
+        return cls(ctypes.addressof(thing), ctypes.sizeof(thing), True)
+
+    @property
+    def content(self) -> bytes:
+        return ctypes.string_at(self.address, self.size)
 
 
 class Engine:
