@@ -21,11 +21,12 @@ torch.set_num_threads(1)  # the tensors are tiny: more threads would only wait f
 # A missing Python package is never accepted: add the package to the `dev` extra.
 ACCEPTED_SKIPS = {
     r"\bCUDA\b|\bGPU\b": "CI has no GPU; tests/core/passes/test_kernels.py runs the kernels on the CPU instead",
-    r"AVX-?(2|512)": "the CPU may lack the instruction set; the scalar engine is tested on every CPU",
+    r"AVX-?(2|512)|AVX.VNNI": "the CPU may lack the instruction set; the scalar engine is tested on every CPU",
     r"CIFAR": "the real images are not bundled: OPTG_DATA names the folder that has them",
     r"Chromium": "the browser is not a Python package: .ci/run installs it where apt can",
     r"root|tmpfs": "filling a disk needs a small disk, and only root may mount one",
     r"sanitizer": "the sanitizer libraries come with the C compiler, and some compilers lack them",
+    r"QEMU": "Debian's packages qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross; `make test-long` uses them",
     r"gigabytes": "a Rice code of this size does not fit in memory",
 }
 

@@ -53,7 +53,8 @@ def compile(
         precision: int8 first quantizes the model, as `optg.quantize` does. A quantized model runs on bytes in any case.
         calibration: for int8: batches of typical inputs, on which the range of every activation is observed.
         keep_float: for int8: patterns of module names that stay in float32.
-        isa: the instruction set to compile the engine for: native, avx512, avx_vnni, avx2 or scalar.
+        isa: the instruction set to compile the engine for: native, avx512, avx_vnni, avx2, neon_i8mm,
+            neon_dotprod, neon or scalar.
     """
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise ValueError(f"threads is {threads}; expected a whole number of at least 1")

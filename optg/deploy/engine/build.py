@@ -24,10 +24,13 @@ from optg.files import sync
 C_FILES = Path(__file__).with_name("c")
 FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=fast")
 ISAS = {
-    "native": ("-march=native",),
+    "native": ("-march=native",),  # not on ARM: see `native_isa`
     "avx512": ("-march=x86-64-v4", "-DLANES=16"),
     "avx_vnni": ("-march=x86-64-v3", "-mavxvnni", "-DLANES=8"),
     "avx2": ("-march=x86-64-v3", "-DLANES=8"),
+    "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm", "-DLANES=4"),
+    "neon_dotprod": ("-march=armv8.2-a+dotprod", "-DLANES=4"),
+    "neon": ("-march=armv8-a", "-DLANES=4"),
     "scalar": ("-DLANES=1",),
 }
 
@@ -61,7 +64,8 @@ class Library:
         self.key = path.stem
         c = ctypes.CDLL(str(path))
         c.engine_pool.restype = ctypes.c_void_p
-        for name in ("lanes", "span", "finite", "kernel_count", "int8_kernel_count", "pool_threads", "permutes", "time"):
+        counts = ("kernel_count", "int8_kernel_count", "pool_threads")
+        for name in ("lanes", "span", "shift", "permutes", "finite", "time", *counts):
             function = getattr(c, f"engine_{name}")
             function.restype = ctypes.c_int64
         c.engine_pool.argtypes = [ctypes.c_int64, ctypes.c_int64]
@@ -78,6 +82,7 @@ class Library:
         self.lanes: int = c.engine_lanes()
         self.span: int = c.engine_span()  # bytes of a vector in the int8 operations
         self.permutes = bool(c.engine_permutes())  # can it permute the bytes of a vector?
+        self.shift: int = c.engine_shift()  # what int8 kernels subtract from a byte before they multiply it
         shape = (ctypes.c_int32 * 5)()
         self.kernels: dict[Kernel, int] = {}
         for i in range(c.engine_kernel_count()):
@@ -102,7 +107,7 @@ def library(isa: str | None = None, sources: Sequence[Path] = ()) -> Library:
     """Return the engine for this machine; compile it if it is not in the cache.
 
     Args:
-        isa: native (the default, unless $OPTG_ISA says otherwise), avx512, avx_vnni, avx2 or scalar.
+        isa: native (the default, unless $OPTG_ISA says otherwise) or another one of `ISAS`.
         sources: C files of operations from outside c/ops/.
     """
     return _library(isa or os.environ.get("OPTG_ISA") or "native", tuple(sources))
@@ -115,7 +120,7 @@ def _library(isa: str, sources: tuple[Path, ...]) -> Library:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise NoCompiler("no C compiler found (cc, gcc, clang, or the one $CC names)")
-    command = [*compiler.split(), *FLAGS, *ISAS[isa]]
+    command = [*compiler.split(), *FLAGS, *ISAS[native_isa() if isa == "native" else isa]]
     path = cache() / f"engine-{key(command, sources)}.so"
     if is_private(path, stat.S_ISREG):
         with contextlib.suppress(OSError, AttributeError):  # a damaged file is compiled again
@@ -143,6 +148,17 @@ def key(command: Sequence[str], sources: Sequence[Path]) -> str:
     code = [path.read_text() for path in (*sorted(C_FILES.rglob("*.[ch]")), *sources)]
     parts = (*code, version, " ".join(command), platform.machine(), cpu_flags())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def native_isa() -> str:
+    """Return the best instruction set for this CPU, by name on ARM: some compilers there do not know -march=native."""
+    if platform.machine() not in ("aarch64", "arm64"):
+        return "native"
+    flags = cpu_flags().split()
+    has_dotprod = "asimddp" in flags or platform.system() == "Darwin"  # all of Apple's CPUs that run macOS
+    if has_dotprod and "i8mm" in flags:
+        return "neon_i8mm"
+    return "neon_dotprod" if has_dotprod else "neon"
 
 
 def cpu_flags() -> str:

@@ -12,12 +12,14 @@ from optg.deploy.engine import build
 from optg.deploy.engine.ops.tiles import Layer
 from optg.deploy.engine.tune import Tuner
 from optg.deploy.graph import Graph, Node, Ref, run_graph
+from tests.deploy.engine import replay
 
 FLAGS = build.cpu_flags().split()
 ISAS = [
     pytest.param("avx512", marks=pytest.mark.skipif("avx512vl" not in FLAGS, reason="this CPU has no AVX-512")),
     pytest.param("avx2", marks=pytest.mark.skipif("avx2" not in FLAGS, reason="this CPU has no AVX2")),
     "scalar",
+    *replay.parameters("neon"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Compiling and caching the C code."""
 
 import os
+import platform
 import shutil
 import subprocess
 import warnings
@@ -51,6 +52,33 @@ def test_the_key_changes_with_every_c_file(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "other.c").write_text("")
     keys.append(build.key(command, [tmp_path / "other.c"]))
     assert len(keys) == len(set(keys)) > 8
+
+
+@pytest.mark.parametrize(
+    "machine, system, flags, expected",
+    [
+        ("x86_64", "Linux", "flags : avx2 avx512f", "native"),
+        ("aarch64", "Linux", "Features : fp asimd asimdhp", "neon"),
+        ("aarch64", "Linux", "Features : fp asimd asimddp", "neon_dotprod"),
+        ("aarch64", "Linux", "Features : fp asimd asimddp i8mm", "neon_i8mm"),
+        ("arm64", "Darwin", "arm", "neon_dotprod"),
+    ],
+)
+def test_native_means_a_named_instruction_set_on_arm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, system: str, flags: str, expected: str
+) -> None:
+    """A compiler that only writes its arguments down stands for one on ARM."""
+    compiler = tmp_path / "cc"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "$@" > {tmp_path}/arguments\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(build, "cpu_flags", lambda: flags)
+    build._library.cache_clear()
+    with pytest.raises(build.NoCompiler):
+        build.library("native")
+    assert " ".join(build.ISAS[expected]) in (tmp_path / "arguments").read_text()
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""The engine under AddressSanitizer and UndefinedBehaviorSanitizer, with vectors of four lanes."""
+"""The engine under AddressSanitizer and UndefinedBehaviorSanitizer, with vectors of four lanes.
+
+`make test-long` also runs the tests of int8 operations under sanitizers, for every instruction set (replay.py).
+"""
 
 import os
 import random
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 from optg.deploy.engine import structs
+from tests.deploy.engine import replay
 from tests.deploy.engine.harness import one_op, random_convolution, relative_error, small_net
 from tests.deploy.engine.int8.graphs import check, small_int8_net
 from tests.deploy.engine.int8.test_convolution import random_convolution as random_int8_convolution
@@ -20,8 +24,7 @@ from tests.deploy.engine.ops.test_pool import POOLINGS
 from tests.deploy.engine.ops.test_reshape import RESHAPES
 from tests.deploy.engine.ops.test_softmax import SOFTMAXES
 
-KERNELS = "TO_4(K,1,1,1) TO_3(K,1,2,1) TO_3(K,1,1,2) TO_2(K,1,1,0) TO_2(K,2,1,1) TO_2(K,2,2,1) TO_2(K,4,1,1)"
-SANITIZED = ("-DLANES=4", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-DKERNELS(K)={KERNELS}")
+SANITIZED = ("-DLANES=4", *replay.SANITIZED)
 
 
 def exact_arena(size: int) -> tuple[Any, int]:

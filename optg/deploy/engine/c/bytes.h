@@ -13,6 +13,17 @@
 #else
 #define SPAN 16
 #endif
+#if LANES == 4 && defined(__aarch64__)
+#define NEON
+#include <arm_neon.h>
+#endif
+
+/* What is subtracted from bytes before they are multiplied. The start value of the sums makes up for it (convolution.py). */
+#if defined(NEON) && !defined(__ARM_FEATURE_MATMUL_INT8)
+#define SHIFT 128 /* only signed bytes can be multiplied by signed bytes */
+#else
+#define SHIFT 0
+#endif
 
 typedef uint8_t octets __attribute__((vector_size(SPAN), may_alias));
 typedef uint8_t loose_octets __attribute__((vector_size(SPAN), aligned(1), may_alias)); /* at any address */
@@ -26,13 +37,27 @@ typedef struct { /* 4 vectors: those of 4 interleaved rows, or the sums that bel
 } quad;
 
 typedef struct { /* 4 weights, repeated */
-#if defined(__AVX512VNNI__) && SPAN == 64 || defined(__AVXVNNI__) && SPAN == 32
+#if defined(__AVX512VNNI__) && SPAN == 64 || defined(__AVXVNNI__) && SPAN == 32 || defined(NEON)
   sums all;
 #else
   shorts even, odd;
 #endif
 } weights;
 
+INLINE octets load_octets(const void *p) { /* gcc would fold a plain load into each instruction that uses it */
+#if SPAN == 64 && !defined(__SANITIZE_ADDRESS__) /* sanitizers check only plain loads */
+  octets x;
+  __asm__("vmovdqu64 %1, %0" : "=v"(x) : "m"(*(const loose_octets *)p));
+  return x;
+#elif SPAN == 32 && !defined(__SANITIZE_ADDRESS__)
+  octets x;
+  __asm__("vmovdqu %1, %0" : "=x"(x) : "m"(*(const loose_octets *)p));
+  return x;
+#else
+  return *(const loose_octets *)p;
+#endif
+}
+INLINE void store_octets(void *p, octets x) { *(loose_octets *)p = x; }
 INLINE octets repeat_octet(uint8_t x) { return (octets){0} + x; }
 INLINE sums repeat_sum(int32_t x) { return (sums){0} + x; }
 INLINE reals repeat_real(float x) { return (reals){0} + x; }
@@ -42,11 +67,6 @@ INLINE reals to_reals(sums x) { return __builtin_convertvector(x, reals); }
 /* ---- x86 */
 
 #if SPAN == 64
-INLINE octets load_octets(const void *p) { /* gcc would fold the load into each instruction that uses it */
-  octets x;
-  __asm__("vmovdqu64 %1, %0" : "=v"(x) : "m"(*(const loose_octets *)p));
-  return x;
-}
 INLINE octets low_8(octets a, octets b) { return (octets)_mm512_unpacklo_epi8((__m512i)a, (__m512i)b); }
 INLINE octets high_8(octets a, octets b) { return (octets)_mm512_unpackhi_epi8((__m512i)a, (__m512i)b); }
 INLINE octets low_16(octets a, octets b) { return (octets)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b); }
@@ -59,11 +79,6 @@ INLINE octets pack(sums a, sums b, sums c, sums d) {
   return (octets)_mm512_packus_epi16(_mm512_packs_epi32((__m512i)a, (__m512i)b), _mm512_packs_epi32((__m512i)c, (__m512i)d));
 }
 #elif SPAN == 32
-INLINE octets load_octets(const void *p) {
-  octets x;
-  __asm__("vmovdqu %1, %0" : "=x"(x) : "m"(*(const loose_octets *)p));
-  return x;
-}
 INLINE octets low_8(octets a, octets b) { return (octets)_mm256_unpacklo_epi8((__m256i)a, (__m256i)b); }
 INLINE octets high_8(octets a, octets b) { return (octets)_mm256_unpackhi_epi8((__m256i)a, (__m256i)b); }
 INLINE octets low_16(octets a, octets b) { return (octets)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b); }
@@ -75,16 +90,35 @@ INLINE sums round_even(reals x) { return (sums)_mm256_cvtps_epi32((__m256)x); }
 INLINE octets pack(sums a, sums b, sums c, sums d) {
   return (octets)_mm256_packus_epi16(_mm256_packs_epi32((__m256i)a, (__m256i)b), _mm256_packs_epi32((__m256i)c, (__m256i)d));
 }
-#else
+
+/* ---- ARM */
+
+#elif defined(NEON)
+INLINE octets low_8(octets a, octets b) { return (octets)vzip1q_u8((uint8x16_t)a, (uint8x16_t)b); }
+INLINE octets high_8(octets a, octets b) { return (octets)vzip2q_u8((uint8x16_t)a, (uint8x16_t)b); }
+INLINE octets low_16(octets a, octets b) { return (octets)vzip1q_u16((uint16x8_t)a, (uint16x8_t)b); }
+INLINE octets high_16(octets a, octets b) { return (octets)vzip2q_u16((uint16x8_t)a, (uint16x8_t)b); }
+INLINE octets largest(octets a, octets b) { return (octets)vmaxq_u8((uint8x16_t)a, (uint8x16_t)b); }
+INLINE octets smallest(octets a, octets b) { return (octets)vminq_u8((uint8x16_t)a, (uint8x16_t)b); }
+INLINE reals multiply_add(reals a, reals b, reals c) {
+  return (reals)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+INLINE sums round_even(reals x) { return (sums)vcvtnq_s32_f32((float32x4_t)x); }
+INLINE octets pack(sums a, sums b, sums c, sums d) {
+  const int16x8_t low = vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b);
+  const int16x8_t high = vqmovn_high_s32(vqmovn_s32((int32x4_t)c), (int32x4_t)d);
+  return (octets)vqmovun_high_s16(vqmovun_s16(low), high);
+}
 
 /* ---- any machine */
+
+#else
 
 #if defined(__clang__)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (octets){__VA_ARGS__})
 #endif
-INLINE octets load_octets(const void *p) { return *(const loose_octets *)p; }
 INLINE octets low_8(octets a, octets b) { return PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
 INLINE octets high_8(octets a, octets b) { return PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
 INLINE octets low_16(octets a, octets b) { return PICK(a, b, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23); }
@@ -111,12 +145,10 @@ INLINE octets pack(sums a, sums b, sums c, sums d) {
 }
 #endif
 
-INLINE void store_octets(void *p, octets x) { *(loose_octets *)p = x; }
-
-/* ---- sums of 4 products of an unsigned and a signed byte, exact */
+/* ---- sums of 4 products of an unsigned byte, minus SHIFT, and a signed byte from -127 to 127, exact */
 
 INLINE weights repeat_weights(int32_t four) {
-#if defined(__AVX512VNNI__) && SPAN == 64 || defined(__AVXVNNI__) && SPAN == 32
+#if defined(__AVX512VNNI__) && SPAN == 64 || defined(__AVXVNNI__) && SPAN == 32 || defined(NEON)
   return (weights){repeat_sum(four)};
 #else
   const shorts x = (shorts)repeat_sum(four);
@@ -130,6 +162,16 @@ INLINE sums add_products(sums total, octets x, weights w) {
   return total;
 #elif defined(__AVXVNNI__) && SPAN == 32
   return (sums)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)x, (__m256i)w.all);
+#elif defined(NEON) && SHIFT == 0
+  return (sums)vusdotq_s32((int32x4_t)total, (uint8x16_t)x, (int8x16_t)w.all);
+#elif defined(NEON)
+  const int8x16_t signed_x = (int8x16_t)(x ^ SHIFT), y = (int8x16_t)w.all;
+#if defined(__ARM_FEATURE_DOTPROD)
+  return (sums)vdotq_s32((int32x4_t)total, signed_x, y);
+#else
+  const int16x8_t low = vmull_s8(vget_low_s8(signed_x), vget_low_s8(y)), high = vmull_high_s8(signed_x, y);
+  return (sums)vpadalq_s16((int32x4_t)total, vpaddq_s16(low, high)); /* 2 products fit: 2 * 128 * 127 < 2^15 */
+#endif
 #else
   const words even = (words)x & 255, odd = (words)x >> 8;
 #if SPAN == 64

@@ -65,7 +65,11 @@ class Convolution(Int8Op):
     @property
     def start(self) -> np.ndarray:
         """The first term of each channel's sum: minus the zero point's share."""
-        return -self.quantized[0].zero_point * self.weight.sum(axis=(1, 2, 3), dtype=np.int64)
+        return -self.quantized[0].zero_point * self.weight_sums
+
+    @property
+    def weight_sums(self) -> np.ndarray:
+        return self.weight.sum(axis=(1, 2, 3), dtype=np.int64)
 
     @property
     def scale(self) -> np.ndarray:
@@ -156,7 +160,7 @@ class Convolution(Int8Op):
         rows = np.repeat(per_group, len(self.weight) // self.groups, axis=0) if self.groups > 1 else per_group
         return ConvolutionCall(
             "int8_convolution", output, [source, *added], output.shape[0],
-            make_struct=lambda: self.struct(output),
+            make_struct=lambda: self.struct(output, library.shift),
             op=self,
             in_place=added[0] if added and added[0] is not source and self.result else None,
             written=output,
@@ -172,9 +176,10 @@ class Convolution(Int8Op):
             return None
         return Planes((len(self.weight), 1, 1), PARTS_TILE * library.span, number=4)
 
-    def struct(self, output: Planes) -> tuple[Structure, list[np.ndarray]]:
+    def struct(self, output: Planes, shift: int) -> tuple[Structure, list[np.ndarray]]:
         low, high = self.bounds if self.result else (0, 255)
-        arrays = [self.start.astype(np.int32), self.scale, self.offset]
+        start = self.start + shift * self.weight_sums  # some kernels subtract the shift from each input
+        arrays = [start.astype(np.int32), self.scale, self.offset]
         own = ConvolutionStruct(
             positions=output.positions, plane=output.plane, lead=output.lead, real=self.result is None,
             residual=self.residual, real_low=self.low, real_high=self.high, low=low, high=high, fill=output.zero_point,

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optg.deploy.engine.int8.base import Call, Int8Op, Places, Quantization
+from optg.deploy.engine.int8.base import LARGEST_SUM, Call, Int8Op, Places, Quantization
 from optg.deploy.engine.int8.planes import Part, Planes
 from optg.deploy.engine.memory import Shape
+from optg.deploy.engine.ops.base import Unsupported
 
 
 class PointwiseStruct(Structure):
@@ -42,6 +43,13 @@ def join(places: Places, op: Int8Op) -> tuple[Planes, list[Planes]]:
 @dataclass
 class Add(Int8Op):
     """A sum of two values. Each is rescaled; the sum is rounded once."""
+
+    def close(self, output: str, result: Quantization | None) -> None:
+        """Exclude overflow, whatever the inputs are."""
+        super().close(output, result)
+        largest = 2 * 255 * sum(q.scale for q in self.quantized) / self.out.scale + 255
+        if largest > LARGEST_SUM // 2:
+            raise Unsupported("a rescaled sum may exceed 32 bits")
 
     @property
     def scales(self) -> tuple[np.float32, np.float32]:

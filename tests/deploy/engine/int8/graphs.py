@@ -13,6 +13,7 @@ from optg.deploy.compile import Compiled
 from optg.deploy.engine.int8.segment import Int8Segment
 from optg.deploy.engine.tune import Tuner
 from optg.deploy.graph import Graph, Node, Ref, run_graph
+from tests.deploy.engine import replay
 from tests.deploy.engine.harness import FLAGS, ISAS, make_graph
 from tests.deploy.engine.int8 import reference
 
@@ -22,6 +23,7 @@ INT8_ISAS = [
     pytest.param(
         "avx_vnni", marks=pytest.mark.skipif("avx_vnni" not in FLAGS, reason="this CPU has no AVX-VNNI, like many with AVX2")
     ),
+    *replay.parameters(*(name for name in replay.TARGETS if name != "neon")),
 ]
 
 

@@ -1,6 +1,7 @@
 """Int8 convolutions and linear layers against the integer reference."""
 
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from optg.deploy.engine.int8 import convolution
 from optg.deploy.engine.int8.taps import make_taps
 from optg.deploy.graph import Graph, Ref
+from tests.deploy.engine import replay
 from tests.deploy.engine.int8.graphs import INT8_ISAS, AnyTiling, Builder, check, check_against_torch, compile_int8
 from tests.deploy.engine.int8.reference import multiply_add
 
@@ -61,7 +63,7 @@ def test_random_convolutions_equal_the_reference(isa: str, poisoned_bytes: None)
 @pytest.mark.parametrize("isa", INT8_ISAS)
 def test_many_random_convolutions_equal_the_reference(isa: str, poisoned_bytes: None) -> None:
     rng = random.Random(2)
-    for _ in range(1500):
+    for _ in range(150 if isa in replay.TARGETS else 1500):  # emulation is slow
         graph, xs, threads = random_convolution(rng)
         check(graph, *xs, threads=threads, isa=isa)
 
@@ -89,22 +91,41 @@ def test_extreme_weights_and_inputs_are_exact(isa: str, value: int) -> None:
     check(b.graph(), torch.full((1, 64, 4, 4), float(value)), isa=isa)
 
 
+@pytest.mark.parametrize("isa", INT8_ISAS)
+@pytest.mark.parametrize("zero_point", [0, 128, 255])
+def test_extreme_bytes_everywhere(isa: str, zero_point: int, poisoned_bytes: None) -> None:
+    """Inputs and residuals are 0 or 255, weights -127, 0 or 127; results saturate, or end at the bounds of a clamp."""
+    rng = random.Random(zero_point)
+    for kernel, clamp, scale in product((1, 3), ("", "relu", "relu6"), (2.0, 3e4)):
+        size = rng.choice([(1, 1), (4, 5), (9, 17)])
+        b = Builder((9, *size), (6, *size), seed=kernel)
+        x, r = (b.quantize(Ref(name), 1.0, point, show=False) for name, point in (("x", zero_point), ("y", 255 - zero_point)))
+        weight = b.weight(6, 9, kernel, kernel, density=0.9, scale=1.0)
+        b.tensors["w0"] = b.tensors["w0"].sign() * 127
+        y = b.aten("add.Tensor", b.aten("conv2d", x, weight, None, [1, 1], [kernel // 2] * 2), r)
+        b.quantize(b.aten(clamp, y) if clamp else y, scale, rng.choice([0, 100, 255]))
+        extremes = [torch.randint(2, (2, channels, *size), generator=b.draw) * 1000.0 - 500 for channels in (9, 6)]
+        check(b.graph(), *extremes, threads=2, isa=isa)
+
+
+@pytest.mark.parametrize("isa", INT8_ISAS)
 @pytest.mark.parametrize("features", [1, 7, 64, 100])
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_linear_layers_equal_the_reference(features: int, batch: int) -> None:
+def test_linear_layers_equal_the_reference(features: int, batch: int, isa: str, poisoned_bytes: None) -> None:
     b = Builder((features,))
     y = b.quantize(b.aten("relu", b.aten("linear", b.input(), b.weight(33, features), b.bias(33))), 0.05, 3)
     logits = b.aten("linear", y, b.weight(10, 33, density=1), b.bias(10))
-    check(b.graph(logits), torch.randn(batch, features), threads=2)
+    check(b.graph(logits), torch.randn(batch, features), threads=2, isa=isa)
 
 
-def test_a_linear_layer_reads_a_flattened_image() -> None:
+@pytest.mark.parametrize("isa", INT8_ISAS)
+def test_a_linear_layer_reads_a_flattened_image(isa: str, poisoned_bytes: None) -> None:
     b = Builder((5, 3, 4))
     x = b.input(scale=0.03)
     flat = b.aten("flatten.using_ints", x, 1)
     b.quantize(b.aten("linear", flat, b.weight(6, 60), b.bias(6)), 0.04, 100)
     for batch in (1, 2, 9):
-        check(b.graph(), torch.randn(batch, 5, 3, 4))
+        check(b.graph(), torch.randn(batch, 5, 3, 4), isa=isa)
 
 
 def test_threads_and_batches_do_not_change_results() -> None:
@@ -194,6 +215,19 @@ def test_the_reference_rounds_a_multiply_add_once() -> None:
     assert (multiply_add(a, b, c) == exact).mean() > 0.9999
     tie = multiply_add(np.float32(1 + 2**-12), np.float32(1 + 2**-12), np.float32(2.0**-60))
     assert tie == np.float32(1 + 2**-11 + 2**-23)
+
+
+@pytest.mark.parametrize("isa", INT8_ISAS)
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 5)])
+def test_few_positions(size: tuple[int, int], isa: str, poisoned_bytes: None) -> None:
+    for batch in (1, 2):
+        for stride in (1, 2):
+            b = Builder((40, *size), (40, *size))
+            y = b.aten("add.Tensor", b.aten("conv2d", b.input(), b.weight(40, 40, 3, 3), None, [1, 1], [1, 1]), b.input(1))
+            y = b.quantize(b.aten("relu", y), 0.2, 3)
+            y = b.aten("relu", b.aten("conv2d", y, b.weight(9, 40, 3, 3), b.bias(9), [stride, stride], [1, 1]))
+            for _ in range(2):
+                check(b.graph(y), torch.randn(batch, 40, *size), torch.randn(batch, 40, *size), threads=2, isa=isa)
 
 
 def test_a_residual_is_overwritten_only_if_nothing_needs_it_later() -> None:

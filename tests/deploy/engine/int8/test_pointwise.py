@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from optg.deploy.compile import Compiled
+from optg.deploy.graph import Ref
 from tests.deploy.engine.int8.graphs import INT8_ISAS, Builder, check, check_against_torch, compile_int8
 
 
@@ -18,10 +20,30 @@ def test_add(clamp: str, isa: str, poisoned_bytes: None) -> None:
         check(b.graph(), *xs, threads=2, isa=isa)
 
 
+@pytest.mark.parametrize("scale, runs", [(1.0, True), (1e3, True), (1e6, False), (1e30, False)])
+def test_a_sum_that_may_overflow_runs_in_float(scale: float, runs: bool) -> None:
+    b = Builder((4, 6, 6), (4, 6, 6))
+    b.quantize(b.aten("add.Tensor", b.input(0, scale), b.input(1, scale)), 1e-3, 31)
+    x, y = (100 * scale * torch.randn(2, 4, 6, 6) for _ in range(2))
+    if runs:
+        check(b.graph(), x, y)
+    else:
+        assert any("may exceed 32 bits" in note for note in Compiled(b.graph(), 1).notes)
+
+
 def test_a_sum_is_within_one_step_of_torch() -> None:
     b = Builder((4, 6, 6), (4, 6, 6))
     b.quantize(b.aten("add.Tensor", b.input(0), b.input(1)), 0.03, 31)
     check_against_torch(b.graph(), torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6))
+
+
+@pytest.mark.parametrize("isa", INT8_ISAS)
+def test_every_byte_goes_through_a_table(isa: str, poisoned_bytes: None) -> None:
+    b = Builder((1, 16, 17))
+    x = b.quantize(Ref("x"), 1.0, 0, show=False)
+    y = b.quantize(b.aten("tanh", x), 0.01, 200)
+    b.quantize(b.aten("conv2d", y, b.weight(3, 1, 3, 3), None, [1, 1], [1, 1]), 0.05, 3)  # reads the padding
+    check(b.graph(), torch.arange(272.0).reshape(1, 1, 16, 17), isa=isa)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,7 @@ typedef struct {
 static const int8_kernel int8_kernels[] = {INT8_KERNELS(INT8_LIST)};
 
 int64_t engine_span(void) { return SPAN; }
+int64_t engine_shift(void) { return SHIFT; }
 int64_t engine_int8_kernel_count(void) { return sizeof int8_kernels / sizeof *int8_kernels; }
 void engine_int8_kernel(int64_t i, int32_t *shape) { memcpy(shape, &int8_kernels[i].width, 3 * sizeof *shape); }
 

@@ -96,7 +96,7 @@ void op_int8_mean(const context *c, const step *s) {
   const int8_pooling *k = s->own;
   const planes *p = &k->in, *q = &k->out;
   const weights ones = repeat_weights(0x01010101);
-  const int64_t image = p->rows * p->columns;
+  const int64_t image = p->rows * p->columns, bytes = (image + SPAN - 1) / SPAN * SPAN;
   int64_t first, last;
   share(c, s->channels, &first, &last);
   for (int64_t o = first; o < last; o++) {
@@ -105,8 +105,8 @@ void op_int8_mean(const context *c, const step *s) {
     for (int64_t i = 0; i < p->images; i++) {
       const uint8_t *in = (const uint8_t *)at(c, &s->in) + o * s->in.channel + i * image;
       sums total = repeat_sum(0);
-      for (int64_t x = 0; x < image; x += SPAN) total = add_products(total, load_octets(in + x) & load_octets(k->mask + x), ones);
-      int32_t sum = -(int32_t)(p->height * p->width * k->zero_point);
+      for (int64_t x = 0; x < bytes; x += SPAN) total = add_products(total, load_octets(in + x) & load_octets(k->mask + x), ones);
+      int32_t sum = (int32_t)(SHIFT * bytes - p->height * p->width * k->zero_point);
       for (int l = 0; l < SPAN / 4; l++) sum += total[l];
       out[i * q->rows * q->columns] = mean_of(k, sum, k->scale[0]);
     }
