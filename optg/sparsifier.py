@@ -20,7 +20,7 @@ from optg.core.coverage import warn_of_coverage
 from optg.core.floors import Floor
 from optg.core.optimizers import attach, detach, join, refuse_attached
 from optg.core.probe import Loss, Probe
-from optg.core.prunable import Pattern, as_patterns, find_holders, find_prunable
+from optg.core.prunable import Pattern, as_patterns, find_prunable
 from optg.core.refusals import (
     refuse_fsdp1,
     refuse_optimizer,
@@ -101,9 +101,8 @@ def sparsify(
     refuse_target(name, chosen.needs_target, sparsity)
     target = 0.0 if sparsity is None else sparsity
     refuse_sparsity(target)
-    holders = find_holders(model, assigned.parameters)
     refuse_parameters(assigned.parameters, joint)
-    weights = SparseWeights(assigned.parameters, joint, float(target), assigned.axes, holders, assigned)
+    weights = SparseWeights(assigned.parameters, joint, float(target), assigned.axes, model, assigned)
     weights.mask_set.refuse_target(weights.target)
     if floor:
         if not chosen.needs_target:
@@ -262,6 +261,7 @@ class Sparsifier:
             self._step.collapse.warn(self.clock, stacklevel=4)
         self._step.remove_hooks()
         self._step.first_mask = self.weights.latent = self.weights.effective = None
+        self.weights.forget_model()
         self.weights.soft_threshold = lambda: None  # with `effective`, a reference cycle that would keep the weights alive
         self.method.release()
         detach(self.optimizers, self.weights.parameters)

@@ -12,6 +12,7 @@ from torch import nn
 from optg.core.layer_kinds import EMBEDDINGS, NORMS, Axes, Owner, default_axes, has_computed_weight, is_bias, is_layer
 
 Pattern = str | type[nn.Module] | EllipsisType
+Link = tuple[dict[str, nn.Module | None], str, Any]  # the children of a module, and the name and value of one of them
 DEFAULT: tuple[Pattern, ...] = (...,)  # a pattern that stands for everything that is prunable by default
 WRAPPERS = {  # class name -> the attribute that holds the model; torch.compile's is `_orig_mod`
     "DistributedDataParallel": "module",
@@ -135,10 +136,23 @@ def find_axes(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[Axe
     return [next(filter(None, (default_axes(owner, p) for owner in owners[p])), Axes()) for p in parameters.values()]
 
 
-def find_holders(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[tuple[nn.Module, str]]:
+def find_holders(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Module, str]]:
     """Return a module that holds each parameter, and the name that the parameter has in it."""
     owners = find_owners(model)
-    return [(owners[p][0].module, owners[p][0].key) for p in parameters.values()]
+    return [(owners[p][0].module, owners[p][0].key) for p in parameters]
+
+
+def find_links(model: nn.Module, modules: Iterable[nn.Module]) -> tuple[list[Link], set[nn.Module]]:
+    """Return the links by which these modules hang on the model, each once, and the modules that do not."""
+    root, links, missing = unwrap(model), dict[tuple[nn.Module, str], Link](), set(modules)
+    for name, module in root.named_modules():
+        if module in missing:
+            missing.remove(module)
+            parent = root
+            for key in name.split(".") if name else ():
+                children = parent._modules
+                parent = links.setdefault((parent, key), (children, key, children[key]))[2]
+    return list(links.values()), missing
 
 
 def layers_of(model: nn.Module) -> Iterator[Owner]:
