@@ -23,11 +23,11 @@ class CollapseWatch:
             name, gone = self.weights.names[layer], collapsed_parts(self.weights, layer, zeros)
             if new := sorted(gone - self.known[name]):
                 self.known[name] |= gone
-                parts = self.weights.axes[layer].parts
+                parts, floor = self.weights.axes[layer].parts, min(0.02, (1 - self.weights.target) / 5)
                 some = f"weights of part {', '.join(map(str, new))} of {parts}"  # an expert, the keys of an attention layer …
                 warnings.warn(
                     f"layer collapse: {self.method} has removed all {some if len(gone) < parts else f'{zeros} weights'} of "
-                    f"{name} at step {clock.step}. sparsify(..., floor=0.02) keeps 2 % of every layer",
+                    f"{name} at step {clock.step}. sparsify(..., floor={floor:.2g}) keeps {100 * floor:.2g} % of every layer",
                     stacklevel=stacklevel,
                 )
 

@@ -1,5 +1,6 @@
 """Warnings: a collapsed layer, and a sparsity other than the target at the end."""
 
+import copy
 import warnings
 
 import pytest
@@ -37,6 +38,18 @@ def test_a_collapsed_layer_is_warned_about_once():
         for _ in range(2):
             model(torch.ones(1, 1)).backward()
             sparsifier.optimizer.step()
+
+
+def test_the_floor_in_the_warning_leaves_room_for_the_sparsity():
+    model = nn.Sequential(nn.Linear(8, 40, bias=False), nn.Linear(40, 40, bias=False))
+    nn.init.constant_(model[1].weight, 1e-6)
+    optimizer, at_once = torch.optim.SGD(model.parameters(), lr=0.1), optg.methods.GMP(schedule="constant")
+    other = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match=r"collapse: gmp .* 1\.weight .*floor=0\.004\) keeps 0\.4 % of every layer"):
+        optg.sparsify(model, optimizer, at_once, sparsity=0.98, steps=10)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with warnings.catch_warnings(action="error"):
+        optg.sparsify(other, optimizer, at_once, sparsity=0.98, steps=10, floor=0.004)
 
 
 class Attention(nn.Module):
