@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from optg.core.alarms import ZerosWatch, reach_target
+from optg.core.alarms import FrozenWatch, ZerosWatch, reach_target
 from optg.core.assignment import StructureLike, assign_structures
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
@@ -20,7 +20,7 @@ from optg.core.coverage import warn_of_coverage
 from optg.core.floors import Floor
 from optg.core.optimizers import attach, detach, join, refuse_attached
 from optg.core.probe import Loss, Probe
-from optg.core.prunable import Pattern, as_patterns, find_prunable
+from optg.core.prunable import Pattern, as_patterns, find_frozen, find_prunable
 from optg.core.refusals import (
     refuse_fsdp1,
     refuse_optimizer,
@@ -112,7 +112,10 @@ def sparsify(
     clock = Clock(1, ENDLESS) if endless else Clock.of(epochs, steps_per_epoch, steps)
     if clock.epochs < chosen.least_epochs:
         clock = Clock.of(None, None, clock.total)
-    return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches, name), optimizers)
+    sparsifier = Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches, name), optimizers)
+    if frozen := find_frozen(model, *patterns):
+        sparsifier._step.frozen = FrozenWatch(frozen)
+    return sparsifier
 
 
 class Sparsifier:

@@ -3,6 +3,8 @@
 import warnings
 from typing import Any
 
+from torch import nn
+
 from optg.core.clock import Clock
 from optg.core.truth import refuse_nonfinite
 from optg.core.weights import SparseWeights
@@ -62,6 +64,25 @@ class ZerosWatch:
                 "they are trained like any other weight",
                 stacklevel=5,
             )
+
+
+class FrozenWatch:
+    """Warns if weights that were frozen when `sparsify` was called are trained later: they stay dense."""
+
+    def __init__(self, frozen: dict[str, nn.Parameter]) -> None:
+        self.frozen = frozen
+
+    def warn(self) -> None:
+        """Warn of each weight once. Called at every step, so it only looks at flags of the frozen weights."""
+        trained = [name for name, p in self.frozen.items() if p.requires_grad]
+        if not trained:
+            return
+        self.frozen = {name: p for name, p in self.frozen.items() if name not in trained}
+        warnings.warn(
+            "some weights were frozen when sparsify was called and are trained now, so they stay dense: "
+            f"{', '.join(trained[:3])}{' …' if len(trained) > 3 else ''}. To prune them too, unfreeze them before sparsify",
+            stacklevel=5,
+        )
 
 
 def reach_target(weights: SparseWeights, method: Any, name: str, clock: Clock) -> bool:

@@ -78,6 +78,24 @@ def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: 
                 "parameters are never pruned"
             )
     warn_of_computed_weights(computed, include, exclude)
+    return select(model, candidates, owners, include, exclude)
+
+
+def find_frozen(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
+    """Return the weights that `find_prunable` leaves out only because they are frozen."""
+    owners = find_owners(model)
+    candidates = find_candidates(model, owners, {}, trained=False)
+    return select(model, candidates, owners, DEFAULT if include is None else include, exclude)
+
+
+def select(
+    model: nn.Module,
+    candidates: dict[str, nn.Parameter],
+    owners: dict[nn.Parameter, list[Owner]],
+    include: Sequence[Pattern],
+    exclude: Sequence[Pattern],
+) -> dict[str, nn.Parameter]:
+    """Return the candidates that `include` matches and `exclude` does not."""
     adapters = find_adapters(model)
 
     def wanted(p: nn.Parameter) -> bool:
@@ -96,15 +114,18 @@ def is_default(p: nn.Parameter, owners: Sequence[Owner]) -> bool:
 
 
 def find_candidates(
-    model: nn.Module, owners: dict[nn.Parameter, list[Owner]], computed: dict[str, nn.Module]
+    model: nn.Module, owners: dict[nn.Parameter, list[Owner]], computed: dict[str, nn.Module], trained: bool = True
 ) -> dict[str, nn.Parameter]:
-    """Return the parameters that may be pruned at all: trained, of two or more dimensions, neither biases nor norms."""
+    """Return the parameters that may be pruned at all: of two or more dimensions, neither biases nor norms, not frozen.
+
+    With `trained=False`, return the frozen ones instead.
+    """
     sources = {p for module in computed.values() for p in module.parameters()}
     return {
         name: p
         for name, p in parameters_by_name(model).items()
         if p.ndim >= 2
-        and p.requires_grad
+        and p.requires_grad == trained
         and p not in sources
         and not is_bias(name.split(".")[-1])
         and not any(isinstance(owner.module, NORMS) for owner in owners[p])
