@@ -249,7 +249,8 @@ class Sparsifier:
         Removed weights that something has brought back (EMA, SWA, a reloaded checkpoint) are removed again, with a warning.
 
         Args:
-            recalibrate: batches to renew batch-norm statistics with, if this call changes the model.
+            recalibrate: batches to renew batch-norm statistics with, if this call changes the model. A batch is the model's
+                input, or a tuple or list that begins with it, as for `torch.optim.swa_utils.update_bn`.
         """
         self._step.leave()
         if not self._step.hooks:
