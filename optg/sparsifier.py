@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from optg.core.alarms import ZerosWatch, reach_target
+from optg.core.alarms import FrozenWatch, ZerosWatch, reach_target
 from optg.core.assignment import StructureLike, assign_structures
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
@@ -20,7 +20,7 @@ from optg.core.coverage import warn_of_coverage
 from optg.core.floors import Floor
 from optg.core.optimizers import attach, detach, join, refuse_attached
 from optg.core.probe import Loss, Probe
-from optg.core.prunable import Pattern, as_patterns, find_holders, find_prunable
+from optg.core.prunable import Pattern, as_patterns, find_frozen, find_prunable
 from optg.core.refusals import (
     refuse_fsdp1,
     refuse_optimizer,
@@ -101,9 +101,8 @@ def sparsify(
     refuse_target(name, chosen.needs_target, sparsity)
     target = 0.0 if sparsity is None else sparsity
     refuse_sparsity(target)
-    holders = find_holders(model, assigned.parameters)
     refuse_parameters(assigned.parameters, joint)
-    weights = SparseWeights(assigned.parameters, joint, float(target), assigned.axes, holders, assigned)
+    weights = SparseWeights(assigned.parameters, joint, float(target), assigned.axes, model, assigned)
     weights.mask_set.refuse_target(weights.target)
     if floor:
         if not chosen.needs_target:
@@ -113,7 +112,10 @@ def sparsify(
     clock = Clock(1, ENDLESS) if endless else Clock.of(epochs, steps_per_epoch, steps)
     if clock.epochs < chosen.least_epochs:
         clock = Clock.of(None, None, clock.total)
-    return Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches, name), optimizers)
+    sparsifier = Sparsifier(name, chosen, weights, clock, Probe(model, loss, batches, name), optimizers)
+    if frozen := find_frozen(model, *patterns):
+        sparsifier._step.frozen = FrozenWatch(frozen)
+    return sparsifier
 
 
 class Sparsifier:
@@ -247,7 +249,8 @@ class Sparsifier:
         Removed weights that something has brought back (EMA, SWA, a reloaded checkpoint) are removed again, with a warning.
 
         Args:
-            recalibrate: batches to renew batch-norm statistics with, if this call changes the model.
+            recalibrate: batches to renew batch-norm statistics with, if this call changes the model. A batch is the model's
+                input, or a tuple or list that begins with it, as for `torch.optim.swa_utils.update_bn`.
         """
         self._step.leave()
         if not self._step.hooks:
@@ -262,6 +265,7 @@ class Sparsifier:
             self._step.collapse.warn(self.clock, stacklevel=4)
         self._step.remove_hooks()
         self._step.first_mask = self.weights.latent = self.weights.effective = None
+        self.weights.forget_model()
         self.weights.soft_threshold = lambda: None  # with `effective`, a reference cycle that would keep the weights alive
         self.method.release()
         detach(self.optimizers, self.weights.parameters)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from optg.core.alarms import CollapseWatch, ZerosWatch
+from optg.core.alarms import CollapseWatch, FrozenWatch, ZerosWatch
 from optg.core.amp import return_loss, unscale
 from optg.core.clock import Clock
 from optg.core.optimizers import ATTACHED, MARK, Round
@@ -66,6 +66,7 @@ class SparseStep:
         self.method, self.weights, self.clock = method, weights, clock
         self.first_mask: FirstMask | None = None  # until the first step
         self.zeros: ZerosWatch | None = None  # until the first step
+        self.frozen: FrozenWatch | None = None  # if there are frozen weights
         self.updates = Updates.make(weights, method.ham, method.sparse_opt, method.dormant_gradient)
         self.idle = method.when == "never" and self.updates is None
         self.collapse = CollapseWatch(name, weights)
@@ -87,6 +88,8 @@ class SparseStep:
         self.first_mask = self.zeros = None
         if self.idle:
             return args, kwargs
+        if self.frozen:
+            self.frozen.warn()
         weights, method, clock = self.weights, self.method, self.clock
         self.leave()
         weights.check()

@@ -3,6 +3,8 @@
 import warnings
 from typing import Any
 
+from torch import nn
+
 from optg.core.clock import Clock
 from optg.core.truth import refuse_nonfinite
 from optg.core.weights import SparseWeights
@@ -23,11 +25,11 @@ class CollapseWatch:
             name, gone = self.weights.names[layer], collapsed_parts(self.weights, layer, zeros)
             if new := sorted(gone - self.known[name]):
                 self.known[name] |= gone
-                parts = self.weights.axes[layer].parts
+                parts, floor = self.weights.axes[layer].parts, min(0.02, (1 - self.weights.target) / 5)
                 some = f"weights of part {', '.join(map(str, new))} of {parts}"  # an expert, the keys of an attention layer …
                 warnings.warn(
                     f"layer collapse: {self.method} has removed all {some if len(gone) < parts else f'{zeros} weights'} of "
-                    f"{name} at step {clock.step}. sparsify(..., floor=0.02) keeps 2 % of every layer",
+                    f"{name} at step {clock.step}. sparsify(..., floor={floor:.2g}) keeps {100 * floor:.2g} % of every layer",
                     stacklevel=stacklevel,
                 )
 
@@ -62,6 +64,25 @@ class ZerosWatch:
                 "they are trained like any other weight",
                 stacklevel=5,
             )
+
+
+class FrozenWatch:
+    """Warns if weights that were frozen when `sparsify` was called are trained later: they stay dense."""
+
+    def __init__(self, frozen: dict[str, nn.Parameter]) -> None:
+        self.frozen = frozen
+
+    def warn(self) -> None:
+        """Warn of each weight once. Called at every step, so it only looks at flags of the frozen weights."""
+        trained = [name for name, p in self.frozen.items() if p.requires_grad]
+        if not trained:
+            return
+        self.frozen = {name: p for name, p in self.frozen.items() if name not in trained}
+        warnings.warn(
+            "some weights were frozen when sparsify was called and are trained now, so they stay dense: "
+            f"{', '.join(trained[:3])}{' …' if len(trained) > 3 else ''}. To prune them too, unfreeze them before sparsify",
+            stacklevel=5,
+        )
 
 
 def reach_target(weights: SparseWeights, method: Any, name: str, clock: Clock) -> bool:

@@ -19,8 +19,10 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     while "_optimizer_step_pre_hooks" not in getattr(found, "__dict__", {}):
         inner = next((getattr(found, name) for name in INNER if getattr(found, name, None) is not None), None)
         if inner is None or inner is found:
-            expected = "expected a torch.optim.Optimizer, or a wrapper that has one as `.optimizer`"
-            raise TypeError(f"{type(optimizer).__name__} has no step hooks; {expected}")
+            raise TypeError(
+                f"{type(optimizer).__name__} is not an optimizer: it has no step hooks; expected a torch.optim.Optimizer, a "
+                "wrapper that has one as `.optimizer`, or a list of these: sparsify(model, optimizer, …)"
+            )
         refuse_wrapper(found)
         found = inner
     return found
@@ -60,7 +62,7 @@ class JointOptimizer:
 
 def join(optimizers: Any) -> tuple[list[torch.optim.Optimizer], Any]:
     """Return the unwrapped optimizers, and one object that reads like a single optimizer of all their parameters."""
-    given = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+    given = list(optimizers) if isinstance(optimizers, Iterable) and not isinstance(optimizers, nn.Module) else [optimizers]
     if not given:
         raise ValueError("there is no optimizer; expected one, or a list of them")
     found = [unwrap_optimizer(optimizer) for optimizer in given]
@@ -96,7 +98,9 @@ MARK = "trains_a_sparse_model"  # in `optimizer.defaults`, which copies of an op
 
 def refuse_attached(optimizers: list[torch.optim.Optimizer], parameters: dict[str, nn.Parameter]) -> None:
     if any(optimizer in ATTACHED for optimizer in optimizers):
-        raise ValueError("this optimizer has a sparsifier already; call its finish() first")
+        raise ValueError(
+            "this optimizer has a sparsifier already: call its finish() first, and give a trainer one Sparsify callback only"
+        )
     if taken := [name for name, p in parameters.items() if p in SPARSE]:
         raise ValueError(
             f"{taken[0]} is pruned by another sparsifier already; call its finish() first, or give all optimizers of the model "

@@ -2,14 +2,17 @@
 
 import math
 from functools import cached_property
+from operator import is_not
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from optg.core.prunable import Axes
+from optg.core.prunable import Axes, find_holders, find_links
 from optg.core.sharding import find_shards, is_dtensor, local_piece, to_local, with_layout_of
 from optg.core.update_rules import UpdateRule, find_rule
+
+Links = tuple[list[dict[str, Any]], list[str], list[Any]]  # dicts of modules, keys in them, and what they held there
 
 
 class ParameterLists:
@@ -23,12 +26,14 @@ class ParameterLists:
         parameters: dict[str, nn.Parameter],
         optimizer: Any,  # torch's, or a JointOptimizer
         axes: list[Axes] | None = None,
-        owners: list[tuple[nn.Module, str]] | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         self.names = list(parameters)
         self.axes = axes or [Axes()] * len(parameters)
-        self.owners = owners or []  # the module that holds each parameter, and the name it has there
         self.parameters = list(parameters.values())
+        self.model = model
+        self.holders = find_holders(model, self.parameters) if model else []  # the module of each, and its name there
+        self.links = self._find_links()[0] if model else ([], [], [])
         self.optimizer = optimizer
         self.shapes = [p.shape for p in self.parameters]
         self.size = sum(shape.numel() for shape in self.shapes)
@@ -130,10 +135,27 @@ class ParameterLists:
         return [with_layout_of(p, local_piece(p, number).to(to_local(p).device)) for p, number in zip(self.parameters, whole)]
 
     def refuse_replaced(self) -> None:
-        """Raise if a module no longer holds the parameter that `sparsify` found in it."""
-        for name, (module, key), p in zip(self.names, self.owners, self.parameters):
-            if module._parameters.get(key) is not p and not self._distributed:
+        """Raise if a parameter or its module was replaced since `sparsify`. Called at every step, so it only compares ids."""
+        holders, keys, held = self.links
+        if self._distributed or not any(map(is_not, map(dict.get, holders, keys), held)):  # FSDP2 exchanges parameters itself
+            return
+        links, gone = self._find_links()
+        for name, (module, key), p in zip(self.names, self.holders, self.parameters):
+            if module in gone or module._parameters.get(key) is not p:
                 raise RuntimeError(
-                    f"{name} is not the Parameter that it was when sparsify was called, so it would stay dense. Replace "
-                    "parameters before sparsify, or write into them in place"
+                    f"{name} is not the Parameter that it was when sparsify was called, so it would stay dense: it was "
+                    "replaced, alone or with its module. Replace it before sparsify, or write into it in place"
                 )
+        self.links = links  # a module was only wrapped, for example by torch.compile
+
+    def _find_links(self) -> tuple[Links, set[nn.Module]]:
+        """Return how the model holds its modules and the modules their parameters, and the modules that are no longer in it."""
+        assert self.model
+        links, gone = find_links(self.model, [module for module, _ in self.holders])
+        own = [(module._parameters, key, p) for (module, key), p in zip(self.holders, self.parameters)]
+        holders, keys, held = zip(*links, *own)
+        return (list(holders), list(keys), list(held)), gone
+
+    def forget_model(self) -> None:
+        """Let parameters and modules be replaced from now on."""
+        self.model, self.holders, self.links = None, [], ([], [], [])

@@ -12,6 +12,7 @@ from torch import nn
 from optg.core.layer_kinds import EMBEDDINGS, NORMS, Axes, Owner, default_axes, has_computed_weight, is_bias, is_layer
 
 Pattern = str | type[nn.Module] | EllipsisType
+Link = tuple[dict[str, nn.Module | None], str, Any]  # the children of a module, and the name and value of one of them
 DEFAULT: tuple[Pattern, ...] = (...,)  # a pattern that stands for everything that is prunable by default
 WRAPPERS = {  # class name -> the attribute that holds the model; torch.compile's is `_orig_mod`
     "DistributedDataParallel": "module",
@@ -77,6 +78,24 @@ def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: 
                 "parameters are never pruned"
             )
     warn_of_computed_weights(computed, include, exclude)
+    return select(model, candidates, owners, include, exclude)
+
+
+def find_frozen(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
+    """Return the weights that `find_prunable` leaves out only because they are frozen."""
+    owners = find_owners(model)
+    candidates = find_candidates(model, owners, {}, trained=False)
+    return select(model, candidates, owners, DEFAULT if include is None else include, exclude)
+
+
+def select(
+    model: nn.Module,
+    candidates: dict[str, nn.Parameter],
+    owners: dict[nn.Parameter, list[Owner]],
+    include: Sequence[Pattern],
+    exclude: Sequence[Pattern],
+) -> dict[str, nn.Parameter]:
+    """Return the candidates that `include` matches and `exclude` does not."""
     adapters = find_adapters(model)
 
     def wanted(p: nn.Parameter) -> bool:
@@ -95,15 +114,18 @@ def is_default(p: nn.Parameter, owners: Sequence[Owner]) -> bool:
 
 
 def find_candidates(
-    model: nn.Module, owners: dict[nn.Parameter, list[Owner]], computed: dict[str, nn.Module]
+    model: nn.Module, owners: dict[nn.Parameter, list[Owner]], computed: dict[str, nn.Module], trained: bool = True
 ) -> dict[str, nn.Parameter]:
-    """Return the parameters that may be pruned at all: trained, of two or more dimensions, neither biases nor norms."""
+    """Return the parameters that may be pruned at all: of two or more dimensions, neither biases nor norms, not frozen.
+
+    With `trained=False`, return the frozen ones instead.
+    """
     sources = {p for module in computed.values() for p in module.parameters()}
     return {
         name: p
         for name, p in parameters_by_name(model).items()
         if p.ndim >= 2
-        and p.requires_grad
+        and p.requires_grad == trained
         and p not in sources
         and not is_bias(name.split(".")[-1])
         and not any(isinstance(owner.module, NORMS) for owner in owners[p])
@@ -135,10 +157,23 @@ def find_axes(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[Axe
     return [next(filter(None, (default_axes(owner, p) for owner in owners[p])), Axes()) for p in parameters.values()]
 
 
-def find_holders(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[tuple[nn.Module, str]]:
+def find_holders(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Module, str]]:
     """Return a module that holds each parameter, and the name that the parameter has in it."""
     owners = find_owners(model)
-    return [(owners[p][0].module, owners[p][0].key) for p in parameters.values()]
+    return [(owners[p][0].module, owners[p][0].key) for p in parameters]
+
+
+def find_links(model: nn.Module, modules: Iterable[nn.Module]) -> tuple[list[Link], set[nn.Module]]:
+    """Return the links by which these modules hang on the model, each once, and the modules that do not."""
+    root, links, missing = unwrap(model), dict[tuple[nn.Module, str], Link](), set(modules)
+    for name, module in root.named_modules():
+        if module in missing:
+            missing.remove(module)
+            parent = root
+            for key in name.split(".") if name else ():
+                children = parent._modules
+                parent = links.setdefault((parent, key), (children, key, children[key]))[2]
+    return list(links.values()), missing
 
 
 def layers_of(model: nn.Module) -> Iterator[Owner]:

@@ -105,8 +105,11 @@ def floats_from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
 def refuse_nan(found: Tensor, names: Sequence[str] | None) -> None:
     """Raise if any tensor's entry in `found` is set. Waits for the device."""
     if layers := found.nonzero().flatten().tolist():
-        where = ", ".join(names[i] if names else f"tensor {i}" for i in layers)
-        raise FloatingPointError(f"NaN in the scores of {where}: training has diverged, so no mask can be ranked from them")
+        where = ", ".join(names[i] if names else f"tensor {i}" for i in layers[:3]) + (" …" if len(layers) > 3 else "")
+        raise FloatingPointError(
+            f"NaN in the scores of {where}: training has diverged, so no mask can be ranked from them. Go back to an earlier "
+            "checkpoint, and lower the learning rate or clip gradients"
+        )
 
 
 def top_of(groups: Tensor, dim: int, n: int) -> Tensor:

@@ -34,7 +34,9 @@ SPARSE_FROM_THE_START = ("rigl", "set")
 
 def refuse_sparsity(sparsity: float) -> None:
     if isinstance(sparsity, str) or not 0 <= sparsity < 1:
-        raise ValueError(f"sparsity is {sparsity!r}; expected the share of weights to remove, at least 0 and below 1")
+        percent = not isinstance(sparsity, (str, bool)) and 1 < sparsity < 100
+        hint = f". For {sparsity} %, write {sparsity / 100:g}" if percent else ""
+        raise ValueError(f"sparsity is {sparsity!r}; expected the share of weights to remove, at least 0 and below 1{hint}")
 
 
 def refuse_target(method: str, needed: bool, sparsity: float | None) -> None:
@@ -108,5 +110,5 @@ def refuse_parameters(parameters: dict[str, nn.Parameter], optimizer: torch.opti
     if strangers := [name for name, p in parameters.items() if p not in known]:
         raise ValueError(
             f"the optimizer does not own {', '.join(strangers[:3])}{' …' if len(strangers) > 3 else ''}: give it these "
-            "parameters, freeze them, or leave them out with `exclude`"
+            "parameters, freeze them, leave them out with `exclude`, or pass all optimizers of the model as a list"
         )

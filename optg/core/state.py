@@ -10,6 +10,7 @@ from optg.core.sharding import distribute_like, local_piece, to_local
 from optg.core.weights import SparseWeights
 
 Tensors = list[Tensor] | dict[str, Tensor]
+LENGTH = ("epochs", "steps_per_epoch", "steps")
 
 
 def by_name(weights: SparseWeights, values: Tensors) -> dict[str, Tensor]:
@@ -83,7 +84,8 @@ def refuse_misfit(
         raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
     for key, value in identity.items():
         if state[key] != value:
-            raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {value!r}; expected the same")
+            longer = ". To train longer, finish this run, then train its model with method='keep'" if key in LENGTH else ""
+            raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {value!r}; expected the same{longer}")
     for kind, layers in current["tensors"].items():
         if kind not in state["tensors"]:
             raise ValueError(f"the state has no {kind}: it was saved after finish(), which leaves nothing to resume from")

@@ -31,9 +31,9 @@ def verify(weights: SparseWeights) -> Verification:
     """Compare the parameters with the masks. Waits once for the device."""
     pairs = zip(weights.values, weights.masks)
     found = torch.stack([value.masked_fill(mask, 0).count_nonzero().to(weights.devices[0]) for value, mask in pairs])
-    counts = weights.mask_set.total(found).tolist()
-    mismatches = {name: count for name, count in zip(weights.names, counts) if count}
-    return Verification(mismatches, int(weights.counts[:, 0].sum()))
+    removed = weights.counts[:, 0].to(found.device)
+    counts, zeros = torch.stack([weights.mask_set.total(found), removed]).tolist()
+    return Verification({name: count for name, count in zip(weights.names, counts) if count}, sum(zeros))
 
 
 def remove_again(weights: SparseWeights, stacklevel: int) -> bool:
@@ -55,8 +55,10 @@ def refuse_nonfinite(weights: SparseWeights) -> None:
     # A sum with such a term is not finite either, and takes a fortieth of the time. Only a sum that overflows needs more.
     sums = torch.stack([value.sum(dtype=weights.state_dtype).to(weights.devices[0]) for value in weights.values])
     finite = zip(sums.isfinite().tolist(), weights.values)
-    found = torch.tensor([int(not (sure or value.isfinite().all())) for sure, value in finite], device=weights.devices[0])
-    broken = [name for name, count in zip(weights.names, weights.mask_set.total(found).tolist()) if count]  # on all ranks
+    found = [int(not (sure or value.isfinite().all())) for sure, value in finite]
+    if weights.shards:  # all ranks raise together
+        found = weights.mask_set.total(torch.tensor(found, device=weights.devices[0])).tolist()
+    broken = [name for name, count in zip(weights.names, found) if count]
     if broken:
         more = " …" if len(broken) > 3 else ""
         raise FloatingPointError(

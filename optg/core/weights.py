@@ -33,10 +33,10 @@ class SparseWeights(ParameterLists):
         optimizer: Any,  # torch's, or a JointOptimizer
         target: float,
         axes: list[Axes] | None = None,
-        owners: list[tuple[nn.Module, str]] | None = None,
+        model: nn.Module | None = None,
         assignment: Assignment | None = None,
     ) -> None:
-        super().__init__(parameters, optimizer, axes, owners)
+        super().__init__(parameters, optimizer, axes, model)
         self.target = target  # the sparsity at the end of training
         self.passes = choose(self.values)
         single = [Unstructured()] * len(self.names)

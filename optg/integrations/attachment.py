@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from optg.core.prunable import parameters_by_name
+from optg.core.refusals import refuse_sparsity, refuse_target
 from optg.core.sharding import local_piece, to_local
 from optg.methods import Method, resolve
 from optg.sparsifier import Sparsifier, sparsify
@@ -18,12 +19,19 @@ class Attachment:
     """A sparsifier for one training run of a trainer. `sparsifier` is None until training starts.
 
     Args:
-        method, sparsity, options: as for `optg.sparsify`. The length of training comes from the trainer unless it is given.
+        method, sparsity, options: as for `optg.sparsify`. The sparsity is 0.9 unless it, the method or `structure` says
+            otherwise. The length of training comes from the trainer unless it is given.
     """
 
-    def __init__(self, method: str | Method = "optg", sparsity: float = 0.9, **options: Any) -> None:
-        signature(sparsify).bind(None, None, method, sparsity=sparsity, **options)  # an unknown option raises now
-        self.method, self.target, self.options = method, sparsity, options
+    def __init__(self, method: str | Method = "optg", sparsity: float | None = None, **options: Any) -> None:
+        signature(sparsify).bind(None, None, method, sparsity=sparsity, **options)  # raises now, not when training starts
+        name, chosen = resolve(method)
+        if sparsity is None and chosen.needs_target and "structure" not in options:
+            sparsity = 0.9
+        refuse_sparsity(sparsity or 0.0)
+        if "structure" not in options:
+            refuse_target(name, chosen.needs_target, sparsity)
+        self.method, self.needs_target, self.target, self.options = method, chosen.needs_target, sparsity, options
         self.sparsifier: Sparsifier | None = None
         self.at_target = False  # at the last look; a rise to the target makes earlier scores of the model worthless
         self.first_step = 0  # the trainer's step when the sparsifier's clock was at 0
@@ -40,22 +48,15 @@ class Attachment:
         """Start at the trainer's `step` of `steps`, or resume from the values of `save`."""
         self.release()
         self.first_step = 0 if saved else step
-        options: dict[str, Any] = {}
-        if self.needs_target:
-            options["sparsity"] = self.target
-            if not {"steps", "steps_per_epoch"} & self.options.keys():
-                options["steps"] = max(2, steps - self.first_step)  # OptG cuts after the first of two
-                if epochs is not None and 1 < epochs <= options["steps"]:  # in one epoch OptG would never cut
-                    options["epochs"] = epochs
+        options: dict[str, Any] = {"sparsity": self.target}
+        if self.needs_target and not {"steps", "steps_per_epoch"} & self.options.keys():
+            options["steps"] = max(2, steps - self.first_step)  # OptG cuts after the first of two
+            if epochs is not None and 1 < epochs <= options["steps"]:  # in one epoch OptG would never cut
+                options["epochs"] = epochs
         self.sparsifier = sparsify(model, optimizer, self.method, **{**options, **self.options})
         if saved:
             self.sparsifier.load_state_dict(saved["sparsifier"])
         self.at_target = saved["at_target"] if saved else self.reached()
-
-    @property
-    def needs_target(self) -> bool:
-        """Whether the method takes a sparsity and a length of training. One that keeps the model's zeros takes neither."""
-        return getattr(resolve(self.method)[1], "needs_target", True)
 
     def release(self) -> None:
         """Let go of the sparsifier of a run that was interrupted, without a last cut."""

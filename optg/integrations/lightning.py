@@ -21,7 +21,8 @@ class Sparsify(Attachment, Callback):
     """Attach `optg.sparsify` when training starts, keep its state in Lightning's checkpoints, finish when training ends.
 
     Args:
-        method, sparsity, options: as for `optg.sparsify`. The length of training comes from the trainer unless it is given.
+        method, sparsity, options: as for `optg.sparsify`. The sparsity is 0.9 unless it, the method or `structure` says
+            otherwise. The length of training comes from the trainer unless it is given.
     """
 
     max_epochs: int | None = None
@@ -82,7 +83,7 @@ class Sparsify(Attachment, Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self.sparsifier:
-            pl_module.log("sparsity", self.sparsifier.sparsity, prog_bar=True)
+            pl_module.log("sparsity", self.sparsifier.sparsity, prog_bar=True, sync_dist=True)
 
     def prepare_to_measure(self, trainer: Any, pl_module: Any) -> None:
         """Mask averaged weights that a callback has just put into the model, and forget scores of less sparse models."""

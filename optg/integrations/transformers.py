@@ -22,7 +22,8 @@ class Sparsify(Attachment, TrainerCallback):
     """Attach `optg.sparsify` when training begins, keep its state in the trainer's checkpoints, finish when training ends.
 
     Args:
-        method, sparsity, options: as for `optg.sparsify`. The length of training comes from the trainer unless it is given.
+        method, sparsity, options: as for `optg.sparsify`. The sparsity is 0.9 unless it, the method or `structure` says
+            otherwise. The length of training comes from the trainer unless it is given.
         resume_from: the checkpoint folder to resume from, if it is not in the trainer's `output_dir`. The trainer does not tell
             its callbacks what `train(resume_from_checkpoint=…)` was given.
     """
@@ -30,7 +31,7 @@ class Sparsify(Attachment, TrainerCallback):
     def __init__(
         self,
         method: str | Method = "optg",
-        sparsity: float = 0.9,
+        sparsity: float | None = None,
         *,
         resume_from: str | os.PathLike[str] | None = None,
         **options: Any,

@@ -1,5 +1,6 @@
 """Warnings: a collapsed layer, and a sparsity other than the target at the end."""
 
+import copy
 import warnings
 
 import pytest
@@ -37,6 +38,18 @@ def test_a_collapsed_layer_is_warned_about_once():
         for _ in range(2):
             model(torch.ones(1, 1)).backward()
             sparsifier.optimizer.step()
+
+
+def test_the_floor_in_the_warning_leaves_room_for_the_sparsity():
+    model = nn.Sequential(nn.Linear(8, 40, bias=False), nn.Linear(40, 40, bias=False))
+    nn.init.constant_(model[1].weight, 1e-6)
+    optimizer, at_once = torch.optim.SGD(model.parameters(), lr=0.1), optg.methods.GMP(schedule="constant")
+    other = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match=r"collapse: gmp .* 1\.weight .*floor=0\.004\) keeps 0\.4 % of every layer"):
+        optg.sparsify(model, optimizer, at_once, sparsity=0.98, steps=10)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with warnings.catch_warnings(action="error"):
+        optg.sparsify(other, optimizer, at_once, sparsity=0.98, steps=10, floor=0.004)
 
 
 class Attention(nn.Module):
@@ -99,3 +112,26 @@ def test_finish_warns_if_a_learned_sparsity_misses_the_target():
         step(model, optimizer, batch)
     with pytest.warns(UserWarning, match=r"ended at sparsity 0\.0000, not 0\.9: str learns its sparsity, .*decay=None"):
         sparsifier.finish()
+
+
+@pytest.mark.parametrize("in_optimizer", [True, False])
+def test_weights_that_are_unfrozen_during_training_are_named(in_optimizer):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    model[:2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters() if in_optimizer else model[2].parameters(), lr=0.1)
+    optg.sparsify(model, optimizer, "gmp", sparsity=0.5, steps=10)
+    with warnings.catch_warnings(action="error"):
+        train_once(model, optimizer)
+    model[1].requires_grad_(True)
+    if not in_optimizer:
+        optimizer.add_param_group({"params": list(model[1].parameters())})
+    with pytest.warns(UserWarning, match=r"frozen when sparsify was called .* stay dense: 1\.weight\. To"):
+        train_once(model, optimizer)
+    with warnings.catch_warnings(action="error"):  # only once
+        train_once(model, optimizer)
+
+
+def train_once(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()

@@ -15,7 +15,7 @@ from tests.toy import attach, convnet, is_unchanged
     [
         ({"sparsity": 1.0}, ValueError, "sparsity is 1.0; expected the share of weights to remove, at least 0 and below 1"),
         ({"sparsity": -0.1}, ValueError, "sparsity is -0.1"),
-        ({"sparsity": 95}, ValueError, "sparsity is 95"),
+        ({"sparsity": 95}, ValueError, "expected the share of weights to remove, at least 0 and below 1. For 95 %, write 0.95"),
         ({"sparsity": float("nan")}, ValueError, "sparsity is nan"),
         ({"sparsity": "0.9"}, ValueError, "sparsity is '0.9'; expected the share of weights"),
         ({"exclude": None}, TypeError, "None is not a pattern; expected a module class or the name of a layer"),

@@ -47,6 +47,9 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         r"7\.weight \(latent\) has the shape \(3, 3\) in the state, \(10, 128\) here": wrong_shape,
         r"saved with method='gmp', here it is 'optg'": attach(convnet(), method="gmp")[1].state_dict(),
         r"saved with sparsity=0\.5, here it is 0\.9": attach(convnet(), sparsity=0.5)[1].state_dict(),
+        r"saved with epochs=2, here it is \d+; expected the same\. To train longer, finish this run, then .*'keep'": attach(
+            convnet(), epochs=2
+        )[1].state_dict(),
         r"this is not a sparsifier state: it has no 'method'": model.state_dict(),
         r"the state has no scores: it was saved after finish\(\)": finished_state(),
     }

@@ -7,6 +7,8 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrize import register_parametrization
 
 import optg
 from optg.core.truth import refuse_nonfinite
@@ -122,6 +124,35 @@ def test_a_replaced_parameter_is_an_error_at_the_next_step():
     step(model, optimizer, batches(1)[0])
     model[4].weight = nn.Parameter(model[4].weight.detach().clone())
     with pytest.raises(RuntimeError, match=r"4\.weight is not the Parameter that it was when sparsify was called"):
+        step(model, optimizer, batches(1)[0])
+
+
+def test_a_replaced_module_is_an_error_at_the_next_step():
+    model, optimizer, _ = start("gmp")
+    step(model, optimizer, batches(1)[0])
+    model[4] = copy.deepcopy(model[4])
+    with pytest.raises(RuntimeError, match=r"4\.weight is not the Parameter .* replaced, alone or with its module"):
+        step(model, optimizer, batches(1)[0])
+
+
+def test_a_module_may_get_a_wrapper_and_be_replaced_after_finish():
+    model, optimizer, sparsifier = start("gmp")
+    model[4] = nn.Sequential(model[4])
+    for batch in batches(TOTAL):
+        step(model, optimizer, batch)
+    sparsifier.finish()
+    model[4] = nn.Identity()
+    assert "4.weight" in sparsifier.masks
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda layer: prune.identity(layer, "weight"), lambda layer: register_parametrization(layer, "weight", nn.Identity())],
+)
+def test_a_parametrization_that_keeps_the_parameter_is_an_error_too(change):
+    model, optimizer, _ = start("gmp")
+    change(model[7])
+    with pytest.raises(RuntimeError, match=r"7\.weight is not the Parameter"):
         step(model, optimizer, batches(1)[0])
 
 

@@ -347,6 +347,20 @@ def test_a_learning_rate_finder_comes_first(tmp_path: Path) -> None:
     assert callback.sparsifier and callback.sparsifier.clock.step == trainer.global_step
 
 
-def test_unknown_options_are_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="sparsityy"):
-        Sparsify(sparsityy=0.5)
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"sparsityy": 0.5}, "sparsityy"),
+        ({"sparsity": 90}, "sparsity is 90; .* For 90 %, write 0.9"),
+        ({"method": "optgg"}, "did you mean 'optg'"),
+        ({"method": "keep", "sparsity": 0.5}, "keep keeps the zeros that the model has; leave out sparsity=0.5"),
+    ],
+)
+def test_mistakes_are_refused_before_training(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Sparsify(**options)
+
+
+def test_a_structure_sets_the_sparsity(tmp_path: Path) -> None:
+    model, _ = fit(tmp_path, Sparsify(structure="2:4", exclude="layers.5"))
+    assert ((model.layers[3].weight.view(-1, 4) == 0).sum(1) == 2).all()

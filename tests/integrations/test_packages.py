@@ -8,7 +8,7 @@ import pytest
 
 from tests.architecture.blocked import run_without
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning_digits.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,9 @@ def test_a_missing_package_is_named_with_its_extra(module: str, missing: tuple[s
     assert f"pip install 'optg[{module}]'" in done.stderr.splitlines()[-1]
 
 
-def test_the_lightning_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--epochs", "4"])
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert "sparsity 0.9500" in capsys.readouterr().out
+@pytest.mark.parametrize(("trainer", "sparsity"), [("lightning", 0.95), ("transformers", 0.8), ("accelerate", 0.95)])
+def test_an_example(trainer: str, sparsity: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    example = str(EXAMPLES / f"{trainer}_digits.py")
+    monkeypatch.setattr(sys, "argv", [example, "--epochs", "2"])
+    runpy.run_path(example, run_name="__main__")
+    assert f"sparsity {sparsity:.4f}" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Programs drawn at random: model × optimizer × method × something that trainers do to a model.
+"""Programs drawn at random: model × optimizer × method × trainer, or something that trainers do to a model.
 
 Each ends with exact zeros in the weights that forward really uses, or with a warning or error that names the cause.
 """
@@ -10,12 +10,19 @@ import warnings
 from functools import partial
 from pathlib import Path
 
+import lightning.pytorch as lightning
 import pytest
+import schedulefree
 import torch
+from accelerate import Accelerator
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import optg
+from optg.integrations.lightning import Sparsify
 from optg.methods import METHODS
+from tests.integrations.test_lightning import QUIET
 from tests.integrations.used_weights import UsedWeights
 from tests.toy import goal
 
@@ -33,6 +40,27 @@ class Attention(nn.Module):
         return self.head(self.encoder(x.view(len(x), 4, 16)).mean(1))
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0].mean(1))
+
+
+class Experts(nn.Module):
+    """Two experts as one stack of weights, both used for every input."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts, self.head = nn.Parameter(torch.randn(2, 16, 64) / 8), nn.Linear(16, 4)
+
+    def forward(self, x):
+        outputs = F.linear(x.flatten(1), self.experts.flatten(0, 1)).unflatten(1, (2, 16))
+        return self.head(outputs.sum(1).relu())
+
+
 def small_cnn():
     layers = nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 8, 1), nn.Flatten()
     return nn.Sequential(nn.Unflatten(1, (1, 8)), *layers, nn.Linear(512, 4))
@@ -42,6 +70,9 @@ MODELS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)),
     "cnn": small_cnn,
     "attention": Attention,
+    "recurrent": Recurrent,
+    "experts": Experts,
+    "transformers' Conv1D": lambda: nn.Sequential(nn.Flatten(), Conv1D(32, 64), nn.ReLU(), nn.Linear(32, 4)),
     "conv1d": lambda: nn.Sequential(nn.Conv1d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 4)),
 }
 OPTIMIZERS = {
@@ -59,11 +90,42 @@ OPTIMIZERS = {
     "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-3),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=1e-2),
+    "schedule-free": lambda p: in_train_mode(schedulefree.AdamWScheduleFree(p, lr=1e-3)),
 }
 FEATURES = [
     "nothing", "accumulation", "closure", "clipping", "average copied back", "early checkpoint reloaded", "copied mid-run",
-    "parameter replaced", "second sparsifier", "nan gradient", "resume", "two optimizers", "fewer steps", "model.half and back",
+    "parameter replaced", "module replaced", "second sparsifier", "nan gradient", "resume", "two optimizers", "fewer steps",
+    "model.half and back", "accelerate", "Lightning", "Lightning, average",
 ]  # fmt: skip
+
+
+def in_train_mode(optimizer):
+    optimizer.train()
+    return optimizer
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, model, optimizer):
+        super().__init__()
+        self.model, self.optimizer = model, optimizer
+
+    def forward(self, x):
+        return self.model(x)
+
+    def training_step(self, batch, index):
+        return loss_of(self, batch)
+
+    def configure_optimizers(self):
+        return self.optimizer
+
+
+def run_in_lightning(model, optimizer, method, data, average, **options):
+    """Train in Lightning's Trainer, which tells the callback the number of steps."""
+    module, callback = Module(model, optimizer), Sparsify(method, **options)
+    callbacks = [callback, EMAWeightAveraging(decay=0.7)] if average else [callback]
+    trainer = lightning.Trainer(max_epochs=2, callbacks=callbacks, enable_checkpointing=False, **QUIET)
+    trainer.fit(module, torch.utils.data.DataLoader(data[: STEPS // 2], batch_size=None))
+    return callback.sparsifier, module
 
 
 def loss_of(model, batch):
@@ -88,6 +150,11 @@ def run_program(seed):
     options = {"every": 2} if hasattr(METHODS[method], "every") else {"fraction": 0.6} if method == "imp" else {}
     chosen = METHODS[method](**options)
     start = {**goal(method, model, SPARSITY), "steps": STEPS, "loss": loss_of, "batches": data}
+    if feature.startswith("Lightning"):
+        del start["steps"]
+        return names, *run_in_lightning(model, optimizers[0], chosen, data, "average" in feature, **start)
+    if feature == "accelerate":
+        model, optimizers[0] = Accelerator(cpu=True).prepare(model, optimizers[0])
     sparsifier = optg.sparsify(model, optimizers if split else optimizers[0], chosen, **start)
     average, early = copy.deepcopy(model), copy.deepcopy(model.state_dict())
     early = {name: t + 0.05 if t.is_floating_point() else t for name, t in early.items()}
@@ -110,6 +177,9 @@ def run_program(seed):
             if feature == "parameter replaced":
                 layer = next(m for m in model.modules() if isinstance(m, nn.Linear))
                 layer.weight = nn.Parameter(layer.weight.detach().clone())
+            if feature == "module replaced":
+                name = next(name for name, child in model.named_children() if isinstance(child, nn.Linear))
+                setattr(model, name, copy.deepcopy(getattr(model, name)))
             if feature == "second sparsifier":
                 optg.sparsify(model, torch.optim.SGD(model.parameters(), lr=0.1), "gmp", sparsity=0.5, steps=5)
             if feature == "resume":
@@ -128,6 +198,8 @@ def run_program(seed):
         model.load_state_dict(average.state_dict())
     if feature == "early checkpoint reloaded":
         model.load_state_dict(early)
+    if optimizer_name == "schedule-free":
+        optimizers[0].eval()
     sparsifier.finish()
     return names, sparsifier, model
 

@@ -22,7 +22,10 @@ class UsedWeights(TorchFunctionMode):
         *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
         *(torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose2d),
     }
-    WHOLE_LAYERS: ClassVar = {F.multi_head_attention_forward, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+    OTHERS: ClassVar = {
+        *(F.multi_head_attention_forward, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+        torch.addmm,  # transformers' Conv1D
+    }
 
     def __init__(self, parameters: dict[str, Tensor], model: nn.Module | None = None) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class UsedWeights(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in self.FUNCTIONS | self.WHOLE_LAYERS:
+        if func in self.FUNCTIONS | self.OTHERS:
             lists = [value if isinstance(value, list | tuple) else [value] for value in (*args, *kwargs.values())]
             for t in chain.from_iterable(lists):
                 if isinstance(t, Tensor) and t.data_ptr() in self.names:
