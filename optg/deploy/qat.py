@@ -15,7 +15,16 @@ from torch import Tensor, fx, nn
 from torch.export import Dim
 
 from optg.core.preserve import evaluating
-from optg.deploy.quantize import convert, export, import_pt2e, int8_quantizer, make_quantizer, observing_specs, quiet
+from optg.deploy.quantize import (
+    SAME_SCALE,
+    convert,
+    export,
+    import_pt2e,
+    int8_quantizer,
+    make_quantizer,
+    observing_specs,
+    quiet,
+)
 from optg.training.saved import SavedRun
 
 
@@ -68,7 +77,21 @@ def quantized(model: nn.Module, images: Tensor, ranges: Mapping[str, Tensor]) ->
         for observer, (minimum, maximum) in zip(found, known):
             observer.min_val.fill_(minimum)
             observer.max_val.fill_(maximum)
+        keep_ranges_through_dropout(prepared)
         return convert(prepared)
+
+
+def keep_ranges_through_dropout(prepared: fx.GraphModule) -> None:
+    """Give the result of dropout the range of its input: in training it was wider, now they are the same values."""
+    for node in prepared.graph.nodes:
+        source = node
+        while source.op == "call_function" and source.target in (*SAME_SCALE, torch.ops.aten.dropout.default):
+            source = source.args[0]
+        if node.target is torch.ops.aten.dropout.default and source.op == "call_module":
+            known = prepared.get_submodule(str(source.target))
+            for user in [user for user in node.users if user.op == "call_module"]:
+                observer = prepared.get_submodule(str(user.target))
+                observer.min_val, observer.max_val = known.min_val, known.max_val
 
 
 def observed(model: nn.Module, images: Tensor) -> fx.GraphModule:
