@@ -196,15 +196,16 @@ def without_inplace_ops(model: fx.GraphModule) -> fx.GraphModule:
         source = node.args[0]
         packet = getattr(aten, node.target._schema.name.removeprefix("aten::").removesuffix("_"), None)
         out_of_place = getattr(packet, node.target._overloadname, None)
-        if out_of_place and isinstance(source.target, OpOverload) and owns_result(source) and len(source.users) == 1:
+        if out_of_place and owns_result(source) and len(source.users) == 1:
             node.target = out_of_place
     model.recompile()
     return model
 
 
 def owns_result(node: fx.Node) -> bool:
-    """Return whether no other value shares the memory of a node's result."""
-    return all(value.alias_info is None for value in node.target._schema.returns)
+    """Return whether a node is an operation whose result shares its memory with no other value."""
+    operation = node.target
+    return isinstance(operation, OpOverload) and all(value.alias_info is None for value in operation._schema.returns)
 
 
 def norm_after(layer: fx.Node) -> fx.Node | None:

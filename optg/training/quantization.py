@@ -87,7 +87,7 @@ def refuse_unsupported(recipe: Recipe, parallel: Parallel, int8: Int8) -> None:
 
 def end_before(method: Method, share: float) -> Method:
     """Return the method with a schedule that ends before the masks are frozen, after this share of training."""
-    late = {key: share for key in SCHEDULE_ENDS if getattr(method, key, 0.0) > share}
+    late: dict[str, Any] = {key: share for key in SCHEDULE_ENDS if getattr(method, key, 0.0) > share}
     return dataclasses.replace(method, **late) if late else method
 
 
