@@ -14,12 +14,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from optg.deploy.qat import quantized_run as open_int8
 from optg.methods import METHODS
 from optg.training import recipe
 from optg.training.checkpoint import list_checkpoints
 from optg.training.parallel import Parallel
 from optg.training.rates import learning_rate
 from optg.training.recipe import RecipeError
+from optg.training.saved import SavedRun
 from optg.training.setup import set_up
 from optg.training.step import TrainStep
 from tests.cli.calling import call, refusal
@@ -99,7 +101,7 @@ def test_a_run_killed_in_the_quantized_part_ends_with_the_same_bytes(
 
 
 def test_the_folder_holds_the_float_model_and_the_ranges(
-    quantized_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quantized_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary, rows = json.loads((quantized_run / "summary.json").read_text()), read_lines(quantized_run / "metrics.jsonl")
     assert 0 <= summary["int8_accuracy"] <= 1 and summary["accuracy"] == json.loads(rows[-1])["accuracy"]
@@ -111,9 +113,22 @@ def test_the_folder_holds_the_float_model_and_the_ranges(
     call(monkeypatch, "evaluate", quantized_run, "--trust")
     assert f"{summary['accuracy']:.2%}" in capsys.readouterr().out
     call(monkeypatch, "summary", quantized_run, "--trust")
+    call(monkeypatch, "report", quantized_run, "--output", tmp_path / "report")
+    call(monkeypatch, "export", quantized_run, "--trust", "--output", tmp_path / "model.optg")
     with pytest.raises(SystemExit, match="0"):
         call(monkeypatch, "verify", quantized_run)
     assert "whole         int8-ranges.safetensors" in capsys.readouterr().out
+
+
+def test_the_int8_model_of_a_run_and_of_its_checkpoints(quantized_run: Path) -> None:
+    first, last = (SavedRun.open(path) for path in list_checkpoints(quantized_run / "checkpoints"))
+    with pytest.raises(ValueError, match="saved before the quantized part of training"):
+        first.ranges()
+    states = [open_int8(saved).state_dict() for saved in (SavedRun.open(quantized_run), last)]
+    assert states[0].keys() == states[1].keys() and all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    weights = load_file(quantized_run / "model.safetensors")
+    for name in ("conv1.weight", "conv2.weight", "out.weight"):
+        assert states[0][name].dtype == torch.int8 and not states[0][name][weights[name] == 0].any()
 
 
 def test_the_first_steps_are_those_of_a_run_without_int8(quantized_run: Path, tmp_path: Path, monkeypatch) -> None:
