@@ -34,6 +34,7 @@ from optg.core.summary import LayerSummary, as_table, describe_progress, notes_o
 from optg.core.truth import Verification, refuse_nonfinite, remove_again, verify
 from optg.core.weights import SparseWeights
 from optg.methods import Method, resolve
+from optg.methods.keep import Keep
 from optg.step import SparseStep
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Sparsifier:
     ) -> None:
         self.name, self.method, self.weights, self.clock = name, method, weights, clock
         self.model, self.optimizers, self.optimizer = probe.model, optimizers, weights.optimizer
+        self.frozen = False
         before, zeros = [v.clone() for v in weights.values], ZerosWatch(weights, expected=not method.needs_target)
         method.prepare(weights, clock, probe)
         method.set_time(clock)
@@ -165,6 +167,35 @@ class Sparsifier:
         self._step.inside = False
         self.weights.store_latent()
         self.weights.show_effective()
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        """Keep the masks as they are from now on, and train the kept weights. For a last phase, such as with quantization.
+
+        Dormant weights and scores are freed. Raises if the target sparsity has not been reached yet.
+        """
+        self._step.leave()
+        if self.frozen:
+            return
+        self.weights.check()
+        if self.method.needs_target and not self.method.learns_sparsity and any(self.weights.missing_zeros()):
+            raise ValueError(
+                f"the sparsity is {self.weights.sparsity:.4f} at {self.clock.position}; expected {self.weights.target} before "
+                f"freeze(): {self.name} reaches it at step {self.method.target_step(self.clock)}"
+            )
+        self._fix_masks()
+
+    def _fix_masks(self) -> None:
+        self.frozen = True
+        self._forget_dormant()
+        self.method = Keep(ham=self.method.ham, sparse_opt=self.method.sparse_opt)
+        self._step.use_fixed_masks(self.method)
+
+    def _forget_dormant(self) -> None:
+        """Leave the effective weights in the parameters, and free what the method has learned beside them."""
+        self._step.first_mask = self.weights.latent = self.weights.effective = None
+        self.weights.soft_threshold = lambda: None  # with `effective`, a reference cycle that would keep the weights alive
+        self.method.release()
 
     # ---- queries, clipping and averages
 
@@ -223,6 +254,8 @@ class Sparsifier:
         The model's own state may be loaded before `sparsify`, after it, or after this call.
         """
         self._step.leave()
+        if state.get("frozen") and not self.frozen:
+            self._fix_masks()
         if "options" in state:
             options = {self.method.renamed.get(key, key): value for key, value in state["options"].items()}
             state = {**state, "options": self.method.added | options}
@@ -234,7 +267,7 @@ class Sparsifier:
 
     @property
     def _parts(self) -> StateParts:
-        return StateParts(self.name, asdict(self.method), self.method.state, self.weights, self.clock)
+        return StateParts(self.name, asdict(self.method), self.method.state, self.weights, self.clock, self.frozen)
 
     @torch.no_grad()
     def verify(self) -> Verification:
@@ -264,10 +297,8 @@ class Sparsifier:
             changed = True
             self._step.collapse.warn(self.clock, stacklevel=4)
         self._step.remove_hooks()
-        self._step.first_mask = self.weights.latent = self.weights.effective = None
         self.weights.forget_model()
-        self.weights.soft_threshold = lambda: None  # with `effective`, a reference cycle that would keep the weights alive
-        self.method.release()
+        self._forget_dormant()
         detach(self.optimizers, self.weights.parameters)
         if changed and recalibrate is not None:
             torch.optim.swa_utils.update_bn(recalibrate, self.model)

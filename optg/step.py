@@ -189,6 +189,13 @@ class SparseStep:
         if self.round and self.round.stepped:
             self.end_round()
 
+    def use_fixed_masks(self, method: Method) -> None:
+        """Take the further steps by a method that never changes the masks."""
+        for hook in self.trials.hooks if self.trials else ():
+            hook.remove()
+        self.method, self.trials = method, None
+        self.updates = Updates.make(self.weights, method.ham, method.sparse_opt, method.dormant_gradient)
+
     def remove_hooks(self) -> None:
         for hook in self.hooks:
             hook.remove()

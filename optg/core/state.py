@@ -28,6 +28,7 @@ class StateParts(NamedTuple):
     learned: dict[str, Tensors]
     weights: SparseWeights
     clock: Clock
+    frozen: bool = False
 
     def identity(self) -> dict[str, Any]:
         """Return the values that a saved state and the sparsifier that loads it must share."""
@@ -41,6 +42,7 @@ class StateParts(NamedTuple):
             **({} if self.clock.steps is None else {"steps": self.clock.steps}),
             **({"floor": floor.share, "floor_by": floor.by} if floor else {}),
             **({} if structure == "unstructured" else {"structure": structure}),
+            **({"frozen": True} if self.frozen else {}),
         }
 
     def save(self) -> dict[str, Any]:
@@ -80,6 +82,8 @@ def refuse_misfit(
     saved, here = (keys.get("structure", "unstructured") for keys in (state, identity))
     if saved != here:
         raise ValueError(f"the state was saved with structure={saved!r}, here it is {here!r}; expected the same")
+    if identity.get("frozen") and not state.get("frozen"):
+        raise ValueError("the state was saved before freeze(), here the masks are frozen; expected a sparsifier as it was then")
     if missing := [key for key in current if key not in state]:
         raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
     for key, value in identity.items():

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map
 
@@ -38,6 +39,7 @@ OTHERS = (
     aten.adaptive_avg_pool2d.default, aten.avg_pool2d.default, aten.mean.dim, aten.cat.default, aten.silu.default,
     aten.hardswish.default, aten.hardsigmoid.default, aten.sigmoid.default, aten.tanh.default, aten.leaky_relu.default,
 )  # fmt: skip
+NORM = aten.batch_norm.default  # in training; otherwise it is folded before annotation
 
 
 def quantize(model: nn.Module, batches: Iterable[Any], *, keep_float: Sequence[str] = ()) -> nn.Module:
@@ -56,13 +58,18 @@ def quantize(model: nn.Module, batches: Iterable[Any], *, keep_float: Sequence[s
     model = copy.deepcopy(unwrap(model)).cpu()
     count = number_of_inputs(model)
     with evaluating(model), quiet():
-        prepared = pt2e.prepare_pt2e(export(model, inputs_of(first, count)).module(), quantizer(pt2e, keep_float))
+        prepared = pt2e.prepare_pt2e(export(model, inputs_of(first, count)).module(), int8_quantizer(keep_float=keep_float))
         with torch.no_grad():
             for batch in itertools.chain([first], examples):
                 args, kwargs = as_arguments(inputs_of(batch, count))
                 prepared(*args, **kwargs)
-        names = [weight_name(layer) for layer in layers_of(prepared)]
-        converted = pt2e.convert_pt2e(prepared)
+        return convert(prepared)
+
+
+def convert(prepared: fx.GraphModule) -> nn.Module:
+    """Return the quantized model that a prepared graph, in evaluation mode, stands for."""
+    names = [weight_name(layer) for layer in layers_of(prepared)]
+    converted = import_pt2e().convert_pt2e(prepared)
     restore_names(converted, names)
     for name in ("train", "eval"):  # PT2E forbids them; no operation of this graph depends on the mode
         vars(converted).pop(name, None)
@@ -114,23 +121,40 @@ def export(model: nn.Module, batch: Any) -> ExportedProgram:
     return export_any_batch(model, args, kwargs) or export_fixed_batch(model, args, kwargs)
 
 
-def quantizer(pt2e: Any, keep_float: Sequence[str]) -> Any:
-    """Return a quantizer for PT2E that annotates what the engine runs on bytes."""
-    activation = pt2e.QuantizationSpec(torch.uint8, pt2e.HistogramObserver, 0, 255, torch.per_tensor_affine)
-    weight = pt2e.QuantizationSpec(torch.int8, pt2e.PerChannelMinMaxObserver, -127, 127, torch.per_channel_symmetric, 0)
+def int8_quantizer(*, training: bool = False, keep_float: Sequence[str] = ()) -> Any:
+    """Return a quantizer for PT2E that annotates what the engine runs on bytes.
+
+    Args:
+        training: whether it is for `prepare_qat_pt2e`, which trains with fake quantization, or for `prepare_pt2e`.
+        keep_float: patterns of module names that stay in float32.
+    """
+    pt2e = import_pt2e()
+    if training:
+        return make_quantizer(pt2e, *training_specs(pt2e), keep_float)
+    return make_quantizer(pt2e, *observing_specs(pt2e, pt2e.HistogramObserver), keep_float)
+
+
+def make_quantizer(pt2e: Any, activation: Any, weight: Any, keep_float: Sequence[str] = ()) -> Any:
+    """Return a quantizer that uses these specs."""
 
     class Int8Quantizer(pt2e.Quantizer):
+        def transform_for_annotation(self, model: fx.GraphModule) -> fx.GraphModule:
+            return without_inplace_ops(model)
+
         def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
             check_patterns(model, keep_float)
             layers = [layer for layer in layers_of(model) if fits(layer) and not is_kept(layer, keep_float)]
+            norms = [norm for layer in layers if (norm := norm_after(layer)) is not None]
             kinds = (*SUMS, *CLAMPS, *SAME_SCALE, *OTHERS)
             others = [node for node in model.graph.nodes if node.target in kinds and fits(node)]
-            chosen = {*layers, *others}
+            chosen = {*layers, *norms, *others}
             open_nodes = absorbed(model, chosen)
-            for node in chosen:
+            for node in [node for node in model.graph.nodes if node in chosen]:  # in order: PT2E numbers its modules
                 specs = {each: activation for each in node.all_input_nodes if each not in open_nodes and is_float(each)}
                 if node in layers:
                     specs = {node.args[0]: activation, node.args[1]: weight}
+                if node in norms:
+                    specs = {}
                 result = None
                 if node not in open_nodes and any(user in chosen for user in node.users):
                     shares = node.target in SAME_SCALE
@@ -139,9 +163,66 @@ def quantizer(pt2e: Any, keep_float: Sequence[str]) -> Any:
             return model
 
         def validate(self, model: fx.GraphModule) -> None:
-            pass
+            refuse_norms(model)
 
     return Int8Quantizer()
+
+
+def observing_specs(pt2e: Any, observer: Any) -> tuple[Any, Any]:
+    """Return how activations and weights are quantized after training: by an observer, and by the largest magnitude."""
+    return (
+        pt2e.QuantizationSpec(torch.uint8, observer, 0, 255, torch.per_tensor_affine),
+        pt2e.QuantizationSpec(torch.int8, pt2e.PerChannelMinMaxObserver, -127, 127, torch.per_channel_symmetric, 0),
+    )
+
+
+def training_specs(pt2e: Any) -> tuple[Any, Any]:
+    """Return the same for training: activations by a moving average of their range, weights by their range in each step."""
+    average, per_channel = pt2e.MovingAverageMinMaxObserver, pt2e.MovingAveragePerChannelMinMaxObserver
+    fake = pt2e.FusedMovingAvgObsFakeQuantize
+    observed = fake.with_args(observer=average, averaging_constant=0.01)
+    current = fake.with_args(observer=per_channel, averaging_constant=1.0)
+    return (
+        pt2e.QuantizationSpec(torch.uint8, observed, 0, 255, torch.per_tensor_affine),
+        pt2e.QuantizationSpec(torch.int8, current, -127, 127, torch.per_channel_symmetric, 0),
+    )
+
+
+def without_inplace_ops(model: fx.GraphModule) -> fx.GraphModule:
+    """Replace `relu_` and the like by `relu` where nothing else sees the value: PT2E fuses and annotates only those."""
+    for node in model.graph.nodes:
+        if not isinstance(node.target, OpOverload) or not node.target._schema.name.endswith("_"):
+            continue
+        source = node.args[0]
+        packet = getattr(aten, node.target._schema.name.removeprefix("aten::").removesuffix("_"), None)
+        out_of_place = getattr(packet, node.target._overloadname, None)
+        if out_of_place and owns_result(source) and len(source.users) == 1:
+            node.target = out_of_place
+    model.recompile()
+    return model
+
+
+def owns_result(node: fx.Node) -> bool:
+    """Return whether a node is an operation whose result shares its memory with no other value."""
+    operation = node.target
+    return isinstance(operation, OpOverload) and all(value.alias_info is None for value in operation._schema.returns)
+
+
+def norm_after(layer: fx.Node) -> fx.Node | None:
+    """Return the batch norm that PT2E will fold into a convolution, if there is one."""
+    user = next(iter(layer.users))
+    return user if layer.target is aten.conv2d.default and len(layer.users) == 1 and user.target is NORM else None
+
+
+def refuse_norms(model: fx.GraphModule) -> None:
+    """Raise if a batch norm has options that PT2E would silently replace by torch's defaults when it fuses it for training."""
+    for node in model.graph.nodes:
+        if node.target is NORM and tuple(node.args[6:8]) != (0.1, 1e-5):
+            momentum, eps = node.args[6:8]
+            raise ValueError(
+                f"{node.args[1].target} belongs to a batch norm with momentum {momentum} and eps {eps}; to train in int8, "
+                "torchao needs momentum 0.1 and eps 1e-05"
+            )
 
 
 def layers_of(model: fx.GraphModule) -> list[fx.Node]:
@@ -187,11 +268,12 @@ def absorbed(model: fx.GraphModule, chosen: set[fx.Node]) -> set[fx.Node]:
     """Return the nodes whose result stays in 32 bits because the next operation is computed with it: a sum, or a clamp."""
     found: set[fx.Node] = set()
     for node in model.graph.nodes:
-        if node not in chosen or node.target not in (*LAYERS, *SUMS) or len(node.users) != 1:
+        if node not in chosen or node.target not in (*LAYERS, NORM, *SUMS) or len(node.users) != 1:
             continue
         user = next(iter(node.users))
         taken = any(each in found for each in user.all_input_nodes)
-        if user in chosen and (user.target in CLAMPS or (node.target in LAYERS and user.target in SUMS and not taken)):
+        added = node.target not in SUMS and user.target in SUMS and not taken
+        if user in chosen and (user.target in (NORM, *CLAMPS) or added):
             found.add(node)
     return found
 

@@ -13,6 +13,7 @@ from optg.machine import cores
 
 def train_here(arguments: list[str], log_path: Path) -> int:
     """Run `optg` with these arguments in this process and append its output to a log. Return the exit status."""
+    from optg.deploy import qat
     from optg.training.arguments import parse_train_args
     from optg.training.run import run_training
 
@@ -20,7 +21,7 @@ def train_here(arguments: list[str], log_path: Path) -> int:
     before, sys.argv = sys.argv, ["optg", *arguments]
     with log_path.open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         try:
-            run_training(*parse_train_args(arguments[1:]))
+            run_training(*parse_train_args(arguments[1:]), qat)
             return 0
         except SystemExit as leaving:
             return leaving.code if isinstance(leaving.code, int) else 1

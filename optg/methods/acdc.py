@@ -37,9 +37,12 @@ class ACDC(Method):
         if not (0 <= self.start <= 1 and 0 < self.phase <= 1 and 0 <= self.final <= 1):
             raise ValueError(f"{self}; expected start, phase and final from 0 to 1, and phase above 0")
 
+    def target_step(self, clock: Clock) -> int:
+        return round((1 - self.final) * clock.total)
+
     def sparse(self, clock: Clock) -> bool:
         """Return whether the next step is in a sparse phase. The phase before the last is dense, and longer if need be."""
-        last = round((1 - self.final) * clock.total)
+        last = self.target_step(clock)
         if clock.step >= last:
             return True
         length, first = max(1, round(self.phase * clock.total)), round(self.start * clock.total)

@@ -95,6 +95,10 @@ class Method:
     def set_time(self, clock: Clock) -> None:
         """Update tensors that depend on time alone. Called whenever the clock has moved."""
 
+    def target_step(self, clock: Clock) -> int:
+        """Return the step after which the mask has the target sparsity. 0 if it has from the beginning, or never."""
+        return 0
+
     def due(self, clock: Clock) -> bool:
         """Return whether the mask may change now. `after_update` and `exchange` are called only then."""
         return type(self).after_update is not Method.after_update
@@ -248,6 +252,9 @@ class Gradual(Method):
         epochs = clock.epochs_before(end)
         regular = end - end % self.every if self.every else clock.end_of(epochs - epochs % self.every_epochs)
         return max(1, regular if regular and regular >= self.start * clock.total else end)
+
+    def target_step(self, clock: Clock) -> int:
+        return self.last_cut(clock)
 
     def due(self, clock: Clock) -> bool:
         last = self.last_cut(clock)

@@ -38,6 +38,9 @@ class GSM(Method):
     def capturable(self, clock: Clock) -> bool:
         return False
 
+    def target_step(self, clock: Clock) -> int:
+        return clock.total
+
     def due(self, clock: Clock) -> bool:
         return clock.finished
 

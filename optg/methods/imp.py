@@ -49,6 +49,9 @@ class IMP(Method):
         """Return the steps in a cycle; the last one may be shorter or longer."""
         return cycle_length(clock.total, self.cycles)
 
+    def target_step(self, clock: Clock) -> int:
+        return (self.cycles - 1) * self.cycle(clock)
+
     def capturable(self, clock: Clock) -> bool:
         return False
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from optg.files import SET_ASIDE, Fingerprint, atomic_file, exists, is_real_file, list_names, refuse_link, sync
 from optg.training.errors import FolderInUse
-from optg.training.manifest import MANIFEST, MODEL, RECIPE, SUMMARY
+from optg.training.manifest import MANIFEST, MODEL, RANGES, RECIPE, SUMMARY
 from optg.training.metrics import METRICS, MetricsFile
 from optg.training.tensors import write_tensors
 
 LOCK, CHECKPOINTS, PREVIOUS = ".lock", "checkpoints", "previous"
 FOLDERS = (CHECKPOINTS, "tensorboard", "wandb")
 # All that belongs to one training, in the order in which `--fresh` moves it: a kill leaves no checkpoint without a recipe.
-CONTENTS = (*FOLDERS, "wandb-run-id", "mlflow-run-id", MODEL, SUMMARY, METRICS, RECIPE, MANIFEST)
+CONTENTS = (*FOLDERS, "wandb-run-id", "mlflow-run-id", MODEL, RANGES, SUMMARY, METRICS, RECIPE, MANIFEST)
 LEFTOVER = re.compile(rf"\.({'|'.join(map(re.escape, CONTENTS))})\.\d+\.partial(-\d+)?")
 
 

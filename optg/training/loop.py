@@ -44,6 +44,7 @@ def train(
         while not clock.finished or tally.steps:  # a checkpoint may hold a whole epoch that was not evaluated yet
             batches = data.train(tally.epoch, start=tally.steps)
             for images, labels in islice(batches, clock.total - clock.step):  # max_steps may end training within an epoch
+                setup.quantize_if_due()
                 with guard.watch_cuts():
                     tally.add(setup.step(images, labels, learning_rate(recipe, clock, data.steps_per_epoch)))
                 masks.check()

@@ -1,6 +1,7 @@
 """manifest.json: the size and SHA-256 of the files of a run, so that a changed file shows.
 
-`recipe.toml` is listed when training starts; `model.safetensors`, `summary.json` and the rows of `metrics.jsonl` when it ends.
+`recipe.toml` is listed when training starts; `model.safetensors`, `summary.json` and the rows of `metrics.jsonl` when it ends,
+and `int8-ranges.safetensors` with them if the run has one.
 Until then the run is unfinished. A file is taken off the list before it is replaced, so a kill never looks like damage. Folders
 of older versions have no manifest.
 """
@@ -16,6 +17,7 @@ from optg.training.errors import DamagedFile
 from optg.training.metrics import METRICS, Head
 
 MANIFEST, RECIPE, SUMMARY, MODEL = "manifest.json", "recipe.toml", "summary.json", "model.safetensors"
+RANGES = "int8-ranges.safetensors"  # of activations, of a run with --quantize int8
 VERSION = 1
 
 

@@ -9,7 +9,7 @@ from optg.training import recipe
 from optg.training.checkpoint import list_checkpoints
 from optg.training.errors import DamagedFile
 from optg.training.folder import RunFolder
-from optg.training.manifest import MANIFEST, MODEL, RECIPE, SUMMARY, Manifest
+from optg.training.manifest import MANIFEST, MODEL, RANGES, RECIPE, SUMMARY, Manifest
 from optg.training.recipe import Plan, RecipeError
 from optg.training.run_files import RunFiles
 
@@ -28,6 +28,8 @@ def finished_summary(plan: Plan, folder: RunFolder) -> dict[str, Any] | None:
             return None
         files.check(RECIPE)
         files.check(MODEL)
+        if plan.recipe.quantize:
+            files.check(RANGES)
         summary = files.summary()
         if not files.is_old:
             files.intact_rows()
@@ -100,7 +102,7 @@ def damaged_files(path: Path) -> list[Path]:
     except DamagedFile:
         return [path / MANIFEST] if exists(path / MANIFEST) else []
     damaged = []
-    for name in (RECIPE, SUMMARY, MODEL):
+    for name in (RECIPE, SUMMARY, MODEL, RANGES):
         try:
             if files.has(name):
                 files.summary() if name == SUMMARY else files.check(name)

@@ -57,10 +57,14 @@ class Recipe:
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: use autocast
     channels_last: bool = False  # store images and weights in channels-last order
     compile: bool = False  # compile the model with torch.compile, on a GPU
+    # train the last part with quantized weights and activations in forward, and the mask frozen; see docs/int8.md
+    quantize: Literal["int8"] | None = field(default=None, kw_only=True)
+    quantize_from: float = field(default=0.9, kw_only=True)  # where that part begins, as a share of training
     graph: bool = True  # replay training steps from a CUDA graph, when training on one GPU
 
 
-ADDED = {"validate": False, "structure": "unstructured", "floor_by": "part"}  # settings that recipes of earlier versions lack
+# Settings that recipes of earlier versions lack.
+ADDED = {"validate": False, "structure": "unstructured", "floor_by": "part", "quantize_from": 0.9}
 EXECUTION_SETTINGS = ("folder", "graph", "compile")  # settings that change how a run is computed, but not what
 
 
@@ -220,6 +224,7 @@ def check(recipe: Recipe, where: str) -> Recipe:
             recipe.accumulate >= 1 and recipe.batch_size % recipe.accumulate == 0,
             f"a divisor of batch_size, {recipe.batch_size}",
         ),
+        "quantize_from": (0 < recipe.quantize_from < 1, "a share of training, above 0 and below 1"),
         "nesterov": (not recipe.nesterov or recipe.momentum > 0, "false if momentum is 0"),
     }
     for name, (fine, expected) in limits.items():

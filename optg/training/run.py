@@ -19,13 +19,15 @@ from optg.core.channels import shrink
 from optg.core.prunable import unwrap
 from optg.machine import cpu_name, revision
 from optg.training.cost import training_flops
+from optg.training.evaluation import evaluate
 from optg.training.folder import RunFolder
 from optg.training.loggers import RunLog, make_loggers
 from optg.training.loop import train
-from optg.training.manifest import MODEL, SUMMARY, Manifest
+from optg.training.manifest import MODEL, RANGES, SUMMARY, Manifest
 from optg.training.parallel import Parallel, start
 from optg.training.prepare import begin, finished_summary
-from optg.training.recipe import Plan
+from optg.training.quantization import Int8, describe
+from optg.training.recipe import Plan, build_method
 from optg.training.run_name import folder_name
 from optg.training.saving import CheckpointPolicy
 from optg.training.setup import Setup, set_up
@@ -36,8 +38,12 @@ if TYPE_CHECKING:
     from optg.training.progress import TrainingProgress
 
 
-def run_training(plan: Plan, options: "TrainOptions") -> None:
-    """Train, or continue training; leave recipe, metrics, summary and model in the run folder."""
+def run_training(plan: Plan, options: "TrainOptions", int8: Int8) -> None:
+    """Train, or continue training; leave recipe, metrics, summary and model in the run folder.
+
+    Args:
+        int8: the module `optg.deploy.qat`, for runs with `--quantize int8`.
+    """
     from optg.terminal import PlainConsole
     from optg.training.progress import TrainingProgress
 
@@ -52,10 +58,11 @@ def run_training(plan: Plan, options: "TrainOptions") -> None:
         if not parallel.any(summary is not None):
             log = RunLog(loggers if parallel.is_first else ())
             progress = TrainingProgress(path.name, console, silent=not parallel.is_first, log=log)
-            summary = train_in(folder, plan, parallel, progress, policy, fresh)
+            summary = train_in(folder, plan, parallel, progress, policy, fresh, int8)
     if summary:
+        quantized = f", {summary['int8_accuracy']:.2%} in int8," if "int8_accuracy" in summary else ""
         console.print(
-            f"{plan.method}: accuracy {summary['accuracy']:.2%} at sparsity {summary['sparsity']:.2%}, "
+            f"{plan.method}: accuracy {summary['accuracy']:.2%}{quantized} at sparsity {summary['sparsity']:.2%}, "
             f"{summary['flops'] / 1e6:,.1f} of {summary['dense_flops'] / 1e6:,.1f} MFLOPs. {path}",
             markup=False,
             soft_wrap=True,
@@ -63,14 +70,20 @@ def run_training(plan: Plan, options: "TrainOptions") -> None:
 
 
 def train_in(
-    folder: RunFolder, plan: Plan, parallel: Parallel, progress: "TrainingProgress", policy: CheckpointPolicy, fresh: bool
+    folder: RunFolder,
+    plan: Plan,
+    parallel: Parallel,
+    progress: "TrainingProgress",
+    policy: CheckpointPolicy,
+    fresh: bool,
+    int8: Int8,
 ) -> dict[str, Any] | None:
     """Train in a run folder. The first process writes its files and returns the summary.
 
     Another process may have trained here before this one got the lock, so what the folder holds is looked at again.
     The model lives only in this function: freeing a DDP model after its process group was destroyed can deadlock.
     """
-    setup = set_up(plan, parallel)
+    setup = set_up(plan, parallel, int8)
     if not parallel.is_first:
         with progress:
             if not parallel.any(False):
@@ -89,20 +102,25 @@ def train_in(
         summary = finished_summary(plan, folder)
         if parallel.any(summary is not None):
             return summary
-        expected = setup.sparsifier.method.rate_schedule
+        if setup.quantization:
+            progress.say(describe(setup.quantization, setup.sparsifier.clock, build_method(plan), setup.method))
+        expected = setup.method.rate_schedule
         if expected not in (None, plan.recipe.schedule):
             progress.say(f"{plan.method} is meant for --schedule {expected}; this run uses --schedule {plan.recipe.schedule}")
         metrics = train(setup, folder, parallel, progress, policy, start_writing)
         tensors = gather_model(setup)
         summary = summarize(plan, setup, tensors, metrics, folder.metrics.rows) | {"processes": parallel.world}
-        finish(folder, tensors, summary)
+        ranges = setup.quantization.ranges() if setup.quantization else None
+        finish(folder, tensors, ranges, summary)
         return summary
 
 
-def finish(folder: RunFolder, tensors: dict[str, Tensor], summary: dict[str, Any]) -> None:
-    """Write the model and the summary, then list both in the manifest: now the run has finished."""
+def finish(folder: RunFolder, tensors: dict[str, Tensor], ranges: dict[str, Tensor] | None, summary: dict[str, Any]) -> None:
+    """Write the model, its int8 ranges and the summary, then list them in the manifest: now the run has finished."""
     manifest = Manifest.read(folder.path) or Manifest()
     manifest.files[MODEL] = folder.write_tensors(MODEL, tensors)
+    if ranges is not None:
+        manifest.files[RANGES] = folder.write_tensors(RANGES, ranges)
     manifest.files[SUMMARY] = folder.write(SUMMARY, json.dumps(summary, indent=2) + "\n")
     manifest.metrics = folder.metrics.head
     manifest.write(folder.path)
@@ -121,8 +139,12 @@ def summarize(
     model.load_state_dict(tensors)
     image = torch.zeros(1, *setup.data.shape, dtype=next(model.parameters()).dtype)
     account = count(model, image)
-    method, clock = setup.sparsifier.method, setup.sparsifier.clock
-    shrunk = {}
+    method, clock = setup.method, setup.sparsifier.clock
+    shrunk, int8, frozen_from = {}, {}, None
+    if setup.quantization:
+        frozen_from = setup.quantization.start
+        quantized = setup.quantization.quantized(model, image).to(next(setup.model.parameters()).device)
+        int8 = {"int8_accuracy": evaluate(quantized, setup.data, plan.recipe, Parallel())["accuracy"]}
     if setup.sparsifier.weights.assignment.followers:  # whole channels are removed
         small = count(shrink(model, image), image)
         shrunk = {"shrunk": {"parameters": small.parameters, "flops": small.dense_flops}}
@@ -132,8 +154,9 @@ def summarize(
         "classes": setup.data.classes,
         "shape": list(setup.data.shape),
         "method": plan.method,
-        "options": dataclasses.asdict(setup.sparsifier.method),
+        "options": dataclasses.asdict(method),
         "accuracy": metrics["accuracy"],
+        **int8,
         **({"validation": metrics["validation"]} if plan.recipe.validate else {}),
         "sparsity": setup.sparsifier.sparsity,
         "parameters": account.parameters,
@@ -141,7 +164,7 @@ def summarize(
         "flops": account.flops,
         "dense_flops": account.dense_flops,
         **shrunk,
-        "training_flops": training_flops(account, method, clock, rows, plan.recipe.batch_size),
+        "training_flops": training_flops(account, method, clock, rows, plan.recipe.batch_size, frozen_from),
         "unreadable": rows[-1].get("unreadable", 0) if rows else 0,
         "seconds": sum(row["seconds"] for row in rows if isinstance(row.get("seconds"), (int, float))),
         "hardware": hardware(),
@@ -153,7 +176,7 @@ def summarize(
 
 def all_settings(plan: Plan, setup: Setup) -> dict[str, Any]:
     """Return recipe, method and every setting and option, as loggers show them."""
-    options = dataclasses.asdict(setup.sparsifier.method)
+    options = dataclasses.asdict(setup.method)
     named = {"recipe": plan.name, "method": plan.method, **dataclasses.asdict(setup.recipe)}
     return named | {f"method.{key}": value for key, value in options.items()}
 

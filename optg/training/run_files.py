@@ -63,10 +63,10 @@ class RunFiles:
         except (ValueError, RecursionError) as error:
             raise DamagedFile(f"{self.path / SUMMARY} is damaged: {error}") from None
 
-    def model(self) -> dict[str, Tensor]:
-        """Return the tensors of model.safetensors."""
-        tensors, found = read_tensors(self.path / MODEL)
-        self.check(MODEL, found)
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a safetensors file."""
+        tensors, found = read_tensors(self.path / name)
+        self.check(name, found)
         return tensors
 
     @cached_property

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from optg import models
-from optg.training import checkpoint, recipe
+from optg.training import checkpoint, quantization, recipe
 from optg.training.errors import DamagedFile
 from optg.training.folder import is_run
-from optg.training.manifest import MODEL, RECIPE, SUMMARY
+from optg.training.manifest import MODEL, RANGES, RECIPE, SUMMARY
 from optg.training.recipe import Plan
 from optg.training.run_files import RunFiles
 
@@ -94,7 +94,18 @@ class SavedRun:
         if self.is_checkpoint:  # which also holds tensors of the optimizer and the sparsifier
             return {n.removeprefix("model."): t for n, t in self.contents[0].items() if n.startswith("model.")}
         self.require(MODEL)
-        return self.files.model()
+        return self.files.tensors(MODEL)
+
+    def ranges(self) -> dict[str, Tensor]:
+        """Return the ranges of activations that training with `--quantize` has learned, for the int8 model."""
+        if not self.plan.recipe.quantize:
+            raise ValueError(f"{self.home} was not trained with --quantize int8, so it has no ranges of activations")
+        if self.is_checkpoint:
+            if not (found := quantization.ranges_in(self.contents[0])):
+                raise ValueError(f"{self.path} was saved before the quantized part of training, so it has no ranges")
+            return found
+        self.require(RANGES)
+        return self.files.tensors(RANGES)
 
     def newest_checkpoint(self) -> "SavedRun | None":
         """Return this checkpoint, or the run's newest one. None if the run has none."""

@@ -68,6 +68,8 @@ class Checkpointer:
             return
         with self.guard.watch_cuts():
             tensors, values = state.gather(setup.model, setup.optimizer, setup.sparsifier, keep=self.parallel.is_first)
+        if setup.quantization:
+            tensors |= setup.quantization.tensors()
         epoch = self.tally.state(self.parallel)
         if self.parallel.is_first:
             rows = self.folder.metrics.head.to_json()
@@ -85,6 +87,9 @@ class Checkpointer:
         if found:
             path, tensors, values = found
             state.restore(setup.model, setup.optimizer, setup.sparsifier, tensors, values)
+            if setup.quantization:
+                setup.quantization.restore(tensors)
+                setup.quantize_if_due()
             self.tally.restore(tensors, self.parallel)
             self.newest = setup.sparsifier.clock.step
         step = setup.sparsifier.clock.step

@@ -13,8 +13,10 @@ from optg import models
 from optg.core.channels import coupled_channels
 from optg.core.preserve import preserve_model
 from optg.data import Data
+from optg.methods import Method
 from optg.sparsifier import Sparsifier, sparsify
 from optg.training.parallel import Parallel
+from optg.training.quantization import Int8, Quantization, end_before, refuse_late_target, refuse_unsupported
 from optg.training.recipe import Plan, Recipe, RecipeError, build_method
 from optg.training.step import TrainStep
 
@@ -27,11 +29,27 @@ class Setup:
     optimizer: torch.optim.Optimizer
     sparsifier: Sparsifier
     step: TrainStep
+    method: Method  # the sparsifier's, until it is frozen
+    quantization: Quantization | None = None
+
+    def quantize_if_due(self) -> None:
+        """When the quantized part of training begins, freeze the masks and train the model's twin."""
+        if self.quantization and self.quantization.due(self.sparsifier.clock):
+            self.sparsifier.freeze()
+            self.step.call(self.quantization.twin)
+            self.quantization.active = True
 
 
-def set_up(plan: Plan, parallel: Parallel) -> Setup:
-    """Build everything a run needs. Writes no files, so a failure leaves no trace."""
+def set_up(plan: Plan, parallel: Parallel, int8: Int8 | None = None) -> Setup:
+    """Build everything a run needs. Writes no files, so a failure leaves no trace.
+
+    Args:
+        int8: the functions behind `--quantize int8`, if the recipe asks for it.
+    """
     recipe = plan.recipe
+    if recipe.quantize:
+        assert int8, "a recipe with quantize needs optg.deploy.qat"
+        refuse_unsupported(recipe, parallel, int8)
     torch.manual_seed(recipe.seed)
     torch.backends.cudnn.benchmark = True  # all batches have one shape, so searching for the fastest kernels pays
     data = datasets.load(
@@ -54,6 +72,8 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     optimizer = build_optimizer(recipe, model, parallel)
     criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
     method = build_method(plan)
+    if recipe.quantize:
+        method = end_before(method, recipe.quantize_from)
     sparsifier = sparsify(
         model, optimizer, method, sparsity=recipe.sparsity if method.needs_target else recipe.sparsity or None,
         **length_of_training(recipe, data), floor=recipe.floor or 0.0, floor_by=recipe.floor_by,
@@ -64,7 +84,13 @@ def set_up(plan: Plan, parallel: Parallel) -> Setup:
     if recipe.cycles == 1:  # unless the recipe says otherwise, the learning rate follows the method's cycles
         recipe = dataclasses.replace(recipe, cycles=sparsifier.method.cycles)
     step = TrainStep(forward, optimizer, sparsifier, criterion, recipe, parallel)
-    return Setup(recipe, data, model, optimizer, sparsifier, step)
+    quantization = None
+    if recipe.quantize:
+        assert int8
+        start = round(recipe.quantize_from * sparsifier.clock.total)
+        refuse_late_target(plan.method, sparsifier.method, sparsifier.clock, start)
+        quantization = Quantization(int8, model, torch.cat([image, image]), start)
+    return Setup(recipe, data, model, optimizer, sparsifier, step, sparsifier.method, quantization)
 
 
 def fit_max_steps(recipe: Recipe, steps_per_epoch: int) -> Recipe:

@@ -49,6 +49,10 @@ class TrainStep:
         self.sparsifier.advance()
         return self.loss.clone()
 
+    def call(self, model: nn.Module) -> None:
+        """Train another form of the model, with the same Parameters, from now on: eagerly."""
+        self.model, self.use_graph, self.graph = model, False, None
+
     def eager(self, images: Tensor, labels: Tensor) -> Tensor:
         """Run the step without a graph."""
         self.optimizer.zero_grad()

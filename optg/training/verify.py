@@ -10,7 +10,7 @@ from optg.files import SET_ASIDE, exists, fingerprint, is_real_folder, list_name
 from optg.training import checkpoint
 from optg.training.errors import DamagedFile
 from optg.training.folder import CHECKPOINTS, CONTENTS, LEFTOVER, LOCK, RunFolder, in_use, is_previous
-from optg.training.manifest import MANIFEST, MODEL, RECIPE, SUMMARY, Manifest
+from optg.training.manifest import MANIFEST, MODEL, RANGES, RECIPE, SUMMARY, Manifest
 from optg.training.metrics import METRICS, Head, Rows, read_rows
 from optg.training.prepare import has_results
 from optg.training.run_files import RunFiles
@@ -63,6 +63,8 @@ def verify(path: Path, check_export: Callable[[Path], None] | None = None) -> Ve
     whole = check_checkpoints(verdict)
     for name in (RECIPE, SUMMARY, MODEL):
         check_file(verdict, files, name)
+    if exists(path / RANGES) or (files and files.manifest and RANGES in files.manifest.files):
+        check_file(verdict, files, RANGES)
     check_metrics(verdict, files, whole)
     check_others(verdict, check_export)
     advise(verdict, list(whole))
@@ -193,8 +195,8 @@ def advise(verdict: Verdict, whole: list[str]) -> None:
     wrong = {finding.name for finding in verdict.findings if finding.state in WRONG}
     resume = f"give the run's training command again: it continues from {whole[-1]}" if whole else ""
     begin = "train again with --fresh, which moves these files aside"
-    if wrong & {MANIFEST, SUMMARY, MODEL, RECIPE}:
-        names = ", ".join(sorted(wrong & {MANIFEST, SUMMARY, MODEL, RECIPE}))
+    if lost := wrong & {MANIFEST, SUMMARY, MODEL, RANGES, RECIPE}:
+        names = ", ".join(sorted(lost))
         verdict.advice.append(
             f"recoverable: {names}; {resume}"
             if resume
@@ -205,9 +207,9 @@ def advise(verdict: Verdict, whole: list[str]) -> None:
             f"not recoverable: the lost rows of {METRICS}; the model does not depend on them. "
             + (f"To keep the intact rows, {resume}" if resume else f"To get all rows, {begin}")
         )
-    if lost := [name for name in wrong if name.startswith(f"{CHECKPOINTS}/")]:
+    if saved := [name for name in wrong if name.startswith(f"{CHECKPOINTS}/")]:
         instead = f"training continues from {whole[-1]}" if whole else f"no checkpoint is whole, so {begin}"
-        verdict.advice.append(f"not recoverable: {', '.join(sorted(lost))}; {instead}")
+        verdict.advice.append(f"not recoverable: {', '.join(sorted(saved))}; {instead}")
 
 
 def short(error: Exception, folder: Path) -> str:
