@@ -2,7 +2,8 @@
 
 python -m tests.campaign.packed_int8 --count 100000 --seed 0 --seconds 7200
 
-Operations take dequantized values with arguments from their domains, and most results are quantized again.
+Operations take dequantized values with arguments from their domains, and most results are quantized again. Each quantized
+value is also compared with torch's, computed from the same bytes: one step apart at most.
 """
 
 import random
@@ -16,7 +17,7 @@ from torch import Tensor
 from optg.deploy.engine import build, structs
 from optg.deploy.engine.int8.lower import RULES
 from optg.deploy.engine.int8.segment import Int8Segment
-from optg.deploy.graph import Graph, GraphError, Node, Ref, run_graph
+from optg.deploy.graph import Graph, GraphError, Node, Ref, run_graph, run_node
 from optg.deploy.graph.int8 import DEQUANTIZE, QUANTIZE, WEIGHT
 from optg.deploy.graph.operations import DOMAINS_OF
 from optg.deploy.packed import About, PackedError, pack, unpack
@@ -29,6 +30,8 @@ from tests.deploy.engine.int8 import reference
 from tests.deploy.engine.test_sanitizers import SANITIZED, exact_arena
 
 OPS = [op for op in DOMAINS_OF if op.startswith("aten.") and op.split(".")[1] in RULES]
+ON_BYTES = reference.compare_runs(pytest.MonkeyPatch())  # values that the engine has computed, by name
+ROUNDING = 1e-5  # of torch's floats, relative to the largest one
 SHAPES = [(None, 3, 8, 8), (None, 4, 13, 5), (None, 16), (None, 2, 1, 9), (2, 3, 5, 7)]
 
 
@@ -84,7 +87,7 @@ class Growing:
         rng = self.rng
         reals = [self.requantize(Ref("x"))]
         for _ in range(rng.choice((2, 5, 10))):
-            result = self.operate([ref for ref in reals[-3:] if ref is not None])
+            result = self.operate([ref for ref in reals[-3:] if ref is not None] or [Ref("x")])
             if result is not None:
                 reals.append(self.requantize(result) if rng.random() < 0.8 else result)
         outputs = [Ref(node.name) for node in self.nodes if rng.random() < 0.3 or node is self.nodes[-1]]
@@ -99,6 +102,7 @@ def case(seed: int) -> str:
         assert str(error) and "\n" not in str(error), "the error is not one line"
         return "refused"
     graph, inputs = model.graph, make_inputs(model, seed)
+    ON_BYTES.clear()
     with torch.no_grad():
         try:
             plain = tensors_of(run_graph(graph, *inputs))
@@ -106,9 +110,27 @@ def case(seed: int) -> str:
         except GraphError:
             return "cannot run"
         got = tensors_of(fast(*inputs))  # every part that runs on bytes is compared with the reference
+    compare_with_torch(graph, inputs)
     assert [(t.shape, t.dtype) for t in got] == [(t.shape, t.dtype) for t in plain], "another shape or dtype"
     on_bytes = any(isinstance(part, Int8Segment) for part in fast.network.parts)
     return "runs on bytes" if on_bytes and not any("ran in torch" in note for note in fast.notes) else "runs in torch"
+
+
+def compare_with_torch(graph: Graph, inputs: list[Tensor]) -> None:
+    """Run the graph in torch. After each node that quantizes, compare, and go on with the engine's bytes."""
+    known: dict[str, Any] = {**graph.tensors, **dict(zip(graph.inputs, inputs))}
+    largest = 0.0
+    for node in graph.nodes:
+        known[node.name] = value = run_node(node, known)
+        if not isinstance(value, Tensor) or value.numel() == 0:
+            continue
+        if node.op == QUANTIZE and node.name in ON_BYTES:
+            x, scale, _ = known[node.args[0].name], *node.args[1:]
+            known[node.name] = found = torch.from_numpy(ON_BYTES[node.name]).reshape(value.shape)
+            steps = (found.int() - value.int()).abs()[x.isfinite()]
+            assert not steps.numel() or steps.max() <= 1 + ROUNDING * largest / scale, f"{node.name} differs by {steps.max()}"
+        if value.is_floating_point():
+            largest = max(largest, value.abs().nan_to_num(posinf=0.0).max().item())
 
 
 def main() -> None:
@@ -118,7 +140,6 @@ def main() -> None:
     torch.set_num_threads(1)
     build.ISAS["scalar"] = SANITIZED
     structs.arena = exact_arena
-    reference.compare_runs(pytest.MonkeyPatch())
     build.library("scalar")
     case(0)
     run_seeds(case, args.count, args.seed, args.seconds)

@@ -106,12 +106,13 @@ def problem_of_weight(weight: Tensor, scale: Tensor) -> str | None:
         return "expected int8 weights of at least two dimensions, and a float32 scale for each output channel"
     if not bool(((scale >= SMALLEST_SCALE) & (scale <= LARGEST_SCALE)).all()):
         return f"a scale of its weights is not a number from {SMALLEST_SCALE:.1e} to {LARGEST_SCALE:.1e}"
-    if bool((weight < -LARGEST_WEIGHT).any()):
+    if weight.numel() and int(weight.min()) < -LARGEST_WEIGHT:
         return f"a weight is below -{LARGEST_WEIGHT}; expected -{LARGEST_WEIGHT} to {LARGEST_WEIGHT}"
     rows = weight.flatten(1)
-    largest = 255 * (rows.abs().sum(1, dtype=torch.int64) + rows.sum(1, dtype=torch.int64).abs())  # for any zero point
-    if bool((largest > LARGEST_SUM).any()):
-        return f"a sum of its products may reach {int(largest.max()):,}, more than 32 bits hold"
+    if 2 * 255 * LARGEST_WEIGHT * rows.shape[1] > LARGEST_SUM:  # a shorter sum is always small enough
+        largest = 255 * (rows.abs().sum(1, dtype=torch.int64) + rows.sum(1, dtype=torch.int64).abs())  # for any zero point
+        if bool((largest > LARGEST_SUM).any()):
+            return f"a sum of its products may reach {int(largest.max()):,}, more than 32 bits hold"
     return None
 
 

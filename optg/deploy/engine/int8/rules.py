@@ -161,7 +161,7 @@ def cat(lowering: Int8Lowering, node: Node) -> None:
 def reshape(lowering: Int8Lowering, node: Node) -> None:
     x = node.args[0]
     before, after = (lowering.shapes.get(name) for name in (getattr(x, "name", ""), node.name))
-    if before is None or after is None or prod(before) != prod(after):
+    if before is None or after is None or prod(before) != prod(after) or x.name not in lowering.lowering.forms:
         raise Unsupported
     if "squeeze." in node.op and removes_batch(lowering.lowering, node):
         raise Unsupported("it also removes the batch dimension of a single image")

@@ -152,9 +152,9 @@ def run_segment(segment: Int8Segment, values: Arrays) -> Arrays:
     return values
 
 
-def compare_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Compare every run of a segment with the reference, bit by bit. Return the names of the values that were compared."""
-    names: list[str] = []
+def compare_runs(monkeypatch: pytest.MonkeyPatch) -> Arrays:
+    """Compare every run of a segment with the reference, bit by bit. Return a dict of the values that were computed."""
+    values: Arrays = {}
     run = Int8Segment.run
 
     def run_and_compare(self: Int8Segment, value: Callable[[str], Tensor], batch: int, runner: Any) -> dict[str, Tensor]:
@@ -162,8 +162,8 @@ def compare_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         expected = run_segment(self, {name: value(name).numpy() for name in self.inputs})
         for name, got in made.items():
             assert torch.equal(got, torch.from_numpy(expected[name]).reshape(got.shape)), name
-            names.append(name)
+        values.update(expected)
         return made
 
     monkeypatch.setattr(Int8Segment, "run", run_and_compare)
-    return names
+    return values

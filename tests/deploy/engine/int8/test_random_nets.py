@@ -17,13 +17,13 @@ NETS = int(os.environ.get("OPTG_NETS", "8"))
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Compare every run of a segment with the reference. Return the names of the values that were compared."""
+def checked(monkeypatch: pytest.MonkeyPatch) -> reference.Arrays:
+    """Compare every run of a segment with the reference. Return the values that were computed."""
     return reference.compare_runs(monkeypatch)
 
 
 @pytest.mark.parametrize("seed", range(2, 2 + NETS))  # torchao takes 10 s for the nets of seeds 0 and 1
-def test_random_net_equals_the_reference(seed: int, checked: list[str], poisoned_bytes: None) -> None:
+def test_random_net_equals_the_reference(seed: int, checked: reference.Arrays, poisoned_bytes: None) -> None:
     r = random.Random(seed)
     torch.manual_seed(seed)
     shape = r.choice([1, 3, 4, 16]), r.choice([2, 4, 7, 8, 13, 16]), r.choice([3, 4, 8, 14, 16, 31])
