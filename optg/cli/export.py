@@ -22,7 +22,9 @@ class ExportOptions:
     # packed: graph, masks and values, for optg.load, predict and bench; safetensors: dense tensors; onnx: for other engines
     to: Literal["packed", "safetensors", "onnx"] = "packed"
     output: Path | None = None  # file to write; by default in the run folder, or beside the packed file
-    values: Literal["float32", "bfloat16"] = "float32"  # type of the weights in a packed file; bfloat16 rounds them
+    # weights of a packed file: bfloat16 rounds them; int8 also quantizes the activations, calibrated on training images
+    values: Literal["float32", "bfloat16", "int8"] = "float32"
+    folder: str | None = None  # folder of the dataset that int8 is calibrated on; by default the recipe's, else ./data
     shrink: bool = False  # remove channels that are 0, which makes the model smaller on any hardware; for packed and onnx
     trust: TrustFlag = False
 
@@ -35,4 +37,4 @@ def main(args: list[str]) -> None:
 
     from optg.deploy.export import export
 
-    print(visible(export(options.what, options.to, options.output, options.values, options.shrink)))
+    print(visible(export(options.what, options.to, options.output, options.values, options.shrink, options.folder)))

@@ -13,7 +13,8 @@ import optg
 from optg.core.accounting import as_arguments, count, first_tensor
 from optg.core.preserve import evaluating
 from optg.deploy import packed
-from optg.deploy.graph import capture
+from optg.deploy.calibration import quantized_graph
+from optg.deploy.graph import capture, count_graph, is_quantized
 from optg.deploy.onnx import require_onnx_packages, write_checked_onnx
 from optg.deploy.packed import About, Values, write_packed
 from optg.deploy.preprocessing import preprocessing_of
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from optg.data import Data
 
 ExportFormat = Literal["packed", "safetensors", "onnx"]
+ExportValues = Literal["float32", "bfloat16", "int8"]
 SUFFIXES: dict[ExportFormat, str] = {"packed": ".optg", "safetensors": ".dense.safetensors", "onnx": ".onnx"}
 
 
@@ -95,9 +97,11 @@ def account_of(model: nn.Module, example_input: Any) -> dict[str, int]:
 def save(model: nn.Module, path: str | Path, example_input: Any, *, values: Values = "float32", name: str = "model") -> int:
     """Write any model as a packed file for `optg.load`, `optg predict` and `optg bench`. Return its size in bytes.
 
+    The int8 weights of a model from `optg.quantize` are stored as bytes.
+
     Args:
         example_input: what the model is called with: a tensor, a tuple of tensors, or a dict of named tensors.
-        values: how weights are stored: float32 (exactly) or bfloat16 (rounded).
+        values: how float32 weights are stored: float32 (exactly) or bfloat16 (rounded).
         name: shown to people.
     """
     args, kwargs = as_arguments(example_input)
@@ -107,7 +111,8 @@ def save(model: nn.Module, path: str | Path, example_input: Any, *, values: Valu
     shape = tuple(first_tensor(example_input).shape[1:])
     graph = capture(model, example_input)
     graph = dataclasses.replace(graph, tensors={key: without_negative_zeros(t.cpu()) for key, t in graph.tensors.items()})
-    return write_packed(Path(path), graph, About(name, classes, shape, account=account_of(model, example_input)), values)
+    account = count_graph(graph) if is_quantized(graph) else account_of(model, example_input)
+    return write_packed(Path(path), graph, About(name, classes, shape, account=account), values)
 
 
 def without_negative_zeros(tensor: Tensor) -> Tensor:
@@ -115,17 +120,27 @@ def without_negative_zeros(tensor: Tensor) -> Tensor:
     return tensor.masked_fill(tensor == 0, 0)
 
 
-def export(path: Path, to: ExportFormat, output: Path | None, values: Values, shrink: bool = False) -> str:
-    """Export the model of a run, a checkpoint or a packed file. Return a message for the user."""
+def export(
+    path: Path, to: ExportFormat, output: Path | None, values: ExportValues, shrink: bool = False, folder: str | None = None
+) -> str:
+    """Export the model of a run, a checkpoint or a packed file. Return a message for the user.
+
+    Args:
+        folder: of the run's dataset, which int8 is calibrated on; by default the recipe's.
+    """
     if shrink and to == "safetensors":
         raise ValueError("--shrink changes the shapes of tensors, which safetensors files do not explain; use packed or onnx")
     if values != "float32" and to != "packed":
         raise ValueError(f"--values {values} only works with --to packed; {to} files hold float32")
+    if folder is not None and values != "int8":
+        raise ValueError("--folder names the images that --values int8 is calibrated on; leave it out")
     if to == "onnx":
         require_onnx_packages()
     trained = open_trained(path)
     if to == "packed" and trained.path:
         raise ValueError(f"{path} is already a packed file; expected a run or a checkpoint")
+    if trained.path and is_quantized(capture(trained.model, trained.example)):
+        raise ValueError(f"{path} holds int8 values, which {to} files cannot hold; expected the run or a checkpoint")
     if shrink and trained.path:
         raise ValueError(f"{path} is a packed file, whose channels are fixed; --shrink needs the run or a checkpoint")
     if shrink:
@@ -137,15 +152,19 @@ def export(path: Path, to: ExportFormat, output: Path | None, values: Values, sh
         raise ValueError(f"--output {output} is the run's own model; choose another name")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
-    note = ""
-    if to == "packed":
-        write_packed(output, capture(trained.model, trained.example), trained.about, values)
+    note, about = "", trained.about
+    if values == "int8":
+        assert trained.plan is not None  # a packed file was refused above
+        graph, about = quantized_graph(trained.model, about, trained.plan.recipe, folder)
+        write_packed(output, graph, about)
+    elif to == "packed":
+        write_packed(output, capture(trained.model, trained.example), about, values)
     elif to == "safetensors":
         write_safetensors(output, trained)
     else:
         difference = write_checked_onnx(output, trained.model, trained.example)
         note = f" onnxruntime's outputs differ by at most {difference:.1e}."
-    return export_summary(trained, output, values) + note
+    return export_summary(trained, about, output, values) + note
 
 
 def shrunk(trained: Trained) -> Trained:
@@ -165,11 +184,15 @@ def default_output(path: Path, to: ExportFormat) -> Path:
     return checkpoint.parent.parent / f"{checkpoint.name}{SUFFIXES[to]}"
 
 
-def export_summary(trained: Trained, output: Path, values: Values) -> str:
-    size, account = output.stat().st_size, trained.about.account
+def export_summary(trained: Trained, about: About, output: Path, values: ExportValues) -> str:
+    size, account = output.stat().st_size, about.account
     dense = sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
     dtype = str(trained.example.dtype).removeprefix("torch.")
-    rounded = " (weights as bfloat16)" if values == "bfloat16" else ""
+    rounded = {
+        "float32": "",
+        "bfloat16": " (weights as bfloat16)",
+        "int8": f" (int8, calibrated on {about.origin.get('calibration_images')} training images)",
+    }[values]
     return (
         f"{output}: {size / 1e6:,.3f} MB{rounded}, {size / dense:.2%} of the {dense / 1e6:,.3f} MB of the dense {dtype} "
         f"tensors. {account['nonzero']:,} of {account['parameters']:,} parameters are non-zero "

@@ -14,6 +14,7 @@ from optg.deploy.graph.domains import FLOATS, REALS, check_arguments
 from optg.deploy.graph.operations import DOMAINS_OF, PYTHON_FUNCTIONS, resolve
 from optg.deploy.graph.serialize import encode_argument
 from optg.deploy.packed import About, pack
+from tests.deploy.engine.int8.graphs import small_int8_net
 from tests.deploy.nets import Odd
 from tests.deploy.packed.test_damaged_files import UNEXPECTED_VALUES, join, json_paths, small_file, split
 
@@ -26,13 +27,14 @@ GOOD_DTYPES, ALL_DTYPES = sorted(REALS, key=str), list(DTYPES.values())
 
 @cache
 def bases() -> list[bytes]:
-    """Return good files: a convolutional net, one with unusual layers, and a transformer layer."""
+    """Return good files: a convolutional net, one with unusual layers, a transformer layer, and a net in int8."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
     token = nn.Sequential(nn.Conv2d(1, 8, 3, 3), nn.Flatten(2), nn.Linear(4, 8), layer)
     about = About("forged", 3, (1, 6, 6))
     odd = pack(capture(Odd().eval(), torch.zeros(2, 3, 8, 8)), About("odd", 8, (3, 8, 8)))
-    return [small_file(), odd, pack(capture(token.eval(), torch.zeros(2, 1, 6, 6)), about)]
+    int8 = pack(small_int8_net(), About("int8", 10, (3, 13, 11)))
+    return [small_file(), odd, pack(capture(token.eval(), torch.zeros(2, 1, 6, 6)), about), int8]
 
 
 def forge(seed: int) -> bytes:
@@ -219,7 +221,10 @@ def draw_tensor(rng: random.Random, text: str, names: list[str], values: dict[st
 
 
 LOWERED = [op for op in DOMAINS_OF if op.split(".")[1] in RULES]  # the operations of the engine
-KINDS = {"real": REALS, "operand": REALS, "float": FLOATS, "index": {torch.int32, torch.int64}, "mask": {torch.bool}}
+KINDS = {
+    "real": REALS, "operand": REALS, "float": FLOATS, "index": {torch.int32, torch.int64}, "mask": {torch.bool},
+    "single": {torch.float32}, "bytes": {torch.uint8}, "signed": {torch.int8},
+}  # fmt: skip
 
 
 def several(*values: Any) -> Callable[[random.Random], Any]:
@@ -247,6 +252,8 @@ DRAWN: dict[str, Callable[[random.Random], Any]] = {
     "padding": pairs(0, 0, 1, 1, 2, 5, 64, 256),
     "border": lambda rng: [rng.choice((0, 0, 1, 2, -1, 5)) for _ in range(rng.choice((2, 2, 4, 4, 6, 1)))],
     "shifts": several(0, 1, -1, 3, 2**31),
+    "byte": lambda rng: rng.choice((0, 1, 7, 128, 254, 255)),
+    "scale": lambda rng: rng.choice((2.0**-40, 1e-3, 0.03, 1.0, 50.0, 2.0**40)),
     "scales": pairs(0.5, 1.0, 2.0, 1.7, 64.0, 1 / 64),
     "same": lambda rng: rng.choice(("same", "valid")),
     "edge": lambda rng: rng.choice(("constant", "constant", "reflect", "replicate")),

@@ -1,18 +1,36 @@
 """Part: forged packed files are compiled, run by the engine under sanitizers, and compared with torch.
 
+What runs on bytes is compared with the integer reference, bit by bit.
+
 python -m tests.campaign.packed_compiled --count 100000 --seed 0 --seconds 7200
 """
 
 import warnings
+from typing import Any
 
+import pytest
 import torch
 
 from optg.deploy.engine import build, structs
+from optg.deploy.engine.int8.convolution import ConvolutionCall
+from optg.deploy.engine.int8.segment import Int8Segment
+from optg.deploy.engine.plan import Segment
 from optg.deploy.graph import GraphError, run_graph
 from tests.campaign.packed_mutations import load, make_inputs, prepare, tensors_of
 from tests.campaign.seeds import parse_args, restart_under_sanitizers, run_seeds
-from tests.deploy.engine.harness import compile_graph
+from tests.deploy.engine.harness import RandomTuner, compile_graph
+from tests.deploy.engine.int8 import reference
 from tests.deploy.engine.test_sanitizers import SANITIZED, exact_arena
+
+
+class AnyTuner(RandomTuner):
+    """Chooses any tiling of layers on floats and on bytes."""
+
+    def choose(self, layer: Any, arena: int) -> Any:
+        if not isinstance(layer, ConvolutionCall):
+            return super().choose(layer, arena)
+        layer.fill(tiling := self.random.choice(layer.tilings()))
+        return tiling
 
 
 def case(seed: int) -> str:
@@ -27,13 +45,16 @@ def case(seed: int) -> str:
         if any(dtype != torch.float32 for dtype in graph.dtypes):
             return "runs in torch"
         try:
-            fast = compile_graph(graph, 1 + seed % 2, "scalar")
+            fast = compile_graph(graph, 1 + seed % 2, "scalar", tuner=AnyTuner)
         except GraphError:  # it does not fit every batch size
             return "cannot be compiled"
         got = tensors_of(fast(*inputs))
-        if not any(type(part).__name__ == "Segment" for part in fast.network.parts):
+        parts = {type(part) for part in fast.network.parts}
+        if not parts & {Segment, Int8Segment}:
             return "runs in torch"
         assert [tuple(t.shape) for t in got] == [tuple(t.shape) for t in plain], "another shape"
+        if Int8Segment in parts:
+            return "compiled to int8"
         if not all(tensor.isfinite().all() for tensor in plain if tensor.is_floating_point()):
             return "not finite"
         exact = exact_outputs(graph, inputs)
@@ -61,6 +82,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     build.ISAS["scalar"] = SANITIZED
     structs.arena = exact_arena
+    reference.compare_runs(pytest.MonkeyPatch())
     prepare()
     build.library("scalar")
     run_seeds(case, args.count, args.seed, args.seconds)

@@ -75,6 +75,11 @@ def test_forged_files_compile_under_sanitizers_and_agree_with_torch() -> None:
     assert found["counts"]["compiled"] > 10 and found["slowest_seconds"] < 20 and found["most_megabytes"] < 1000
 
 
+def test_random_int8_files_equal_the_reference_under_sanitizers() -> None:
+    found = run_part("packed_int8", "--count", "80")
+    assert not found["failures"] and found["counts"]["runs on bytes"] > 50
+
+
 def test_random_networks_agree_with_torch() -> None:
     found = run_part("random_networks", "--count", str(6 * len(random_networks.ISAS)))
     assert not found["failures"] and found["counts"][random_networks.ISAS[0]] == 6

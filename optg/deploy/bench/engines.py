@@ -24,6 +24,7 @@ class EngineInputs:
     example: Tensor  # a batch of the size to measure
     threads: int
     onnx: Path  # the model as ONNX; written only if an engine needs it
+    int8: nn.Module | None = None  # the same model in int8, if the file holds one
 
 
 @dataclass
@@ -130,7 +131,7 @@ ENGINES = (
     Engine("onnxruntime", prepare_onnxruntime, (*ONNX_PACKAGES, "onnxruntime")),
     Engine("openvino f32", prepare_openvino("f32"), (*ONNX_PACKAGES, "openvino")),
     Engine("openvino bf16", prepare_openvino("bf16"), (*ONNX_PACKAGES, "openvino")),
-    Engine("optg int8", prepare_optg_int8, ("torchao",)),
+    Engine("optg int8", prepare_optg_int8),
     Engine("onnxruntime int8", prepare_onnxruntime_int8, (*ONNX_PACKAGES, "onnxruntime")),
     Engine("openvino int8", prepare_openvino("int8"), (*ONNX_PACKAGES, "openvino", "nncf")),
     Engine("gpu bf16", prepare_gpu, needs_gpu=True),

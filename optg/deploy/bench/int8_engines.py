@@ -1,4 +1,7 @@
-"""Engines that run the model in int8, each with its own post-training quantization, calibrated on the same images."""
+"""Engines that run the model in int8, each with its own post-training quantization, calibrated on the same images.
+
+optg runs an int8 file as it is.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +24,8 @@ def calibration_images(inputs: "EngineInputs") -> Tensor:
 
 
 def prepare_optg_int8(inputs: "EngineInputs") -> "Network":
-    batches = calibration_images(inputs).split(1)
-    fast = optg.compile(inputs.model, inputs.example, threads=inputs.threads, precision="int8", calibration=batches)
+    model = inputs.int8 or optg.quantize(inputs.model, calibration_images(inputs).split(1))
+    fast = optg.compile(model, inputs.example, threads=inputs.threads)
     if fast.library is None:
         raise RuntimeError(fast.notes[0])
     return fast

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from optg.deploy.bench.engines import EngineInputs, Network, select_engines
 from optg.deploy.bench.results import Timing
-from optg.deploy.bench.subject import Subject, open_subject
+from optg.deploy.bench.subject import Subject, float_and_int8, open_subject
 from optg.deploy.onnx import write_onnx
 
 MIN_ROUNDS = 5  # turns that each engine gets at least
@@ -42,6 +42,7 @@ def measure(request: MeasureRequest) -> tuple[list[Timing], list[str]]:
     """Measure in this process. Return the timings, and notes about engines that are missing or failed."""
     torch.set_num_threads(request.threads)
     trained, timings, notes = open_subject(request.subject), list[Timing](), list[str]()
+    model, int8 = float_and_int8(trained)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         onnx = Path(folder) / "model.onnx"
@@ -50,16 +51,16 @@ def measure(request: MeasureRequest) -> tuple[list[Timing], list[str]]:
         notes += [f"{e.name} is not installed: pip install {' '.join(e.packages)}" for e in selected if e not in engines]
         if any(engine.needs_onnx for engine in engines):
             try:
-                write_onnx(onnx, trained.model, trained.example)
+                write_onnx(onnx, model, trained.example)
             except ValueError as error:
                 notes.append(str(error))
                 engines = [engine for engine in engines if not engine.needs_onnx]
         for batch in request.batches:
             images = torch.randn(batch, *trained.about.shape, generator=torch.Generator().manual_seed(batch))
-            expected, networks = trained.model(images), dict[str, Network]()
+            expected, networks = model(images), dict[str, Network]()
             for engine in engines:
                 try:
-                    network = engine.prepare(EngineInputs(trained.model, images, request.threads, onnx))
+                    network = engine.prepare(EngineInputs(model, images, request.threads, onnx, int8))
                     warm_up(network, images)
                     networks[engine.name] = network
                 except Exception as error:  # a failing engine must not stop the others

@@ -13,8 +13,8 @@ from optg.core.budgets import layer_zeros
 from optg.core.prunable import find_prunable
 from optg.deploy import packed
 from optg.deploy.export import Trained, account_of, open_trained
-from optg.deploy.graph import capture
-from optg.deploy.packed import About
+from optg.deploy.graph import as_float, capture, is_quantized
+from optg.deploy.packed import About, PackedModel
 from optg.training.recipe import refuse_model_options
 
 
@@ -82,9 +82,17 @@ def settle_norms(model: nn.Module, shape: tuple[int, ...]) -> None:
         norm.momentum = momentum
 
 
+def float_and_int8(trained: Trained) -> tuple[nn.Module, nn.Module | None]:
+    """Return the model in float, for most engines, and in int8 if the file holds that: then both have the same weights."""
+    graph = capture(trained.model, trained.example)
+    if not is_quantized(graph):
+        return trained.model, None
+    return PackedModel(as_float(graph), trained.about), trained.model
+
+
 def describe_subject(trained: Trained) -> dict[str, Any]:
     """Return name, size in bytes, non-zeros and FLOPs."""
     graph = capture(trained.model, trained.example)
-    dense = sum(t.numel() * t.element_size() for t in graph.tensors.values())
+    dense = sum(t.numel() * t.element_size() for t in as_float(graph).tensors.values())
     size = trained.path.stat().st_size if trained.path else len(packed.pack(graph, trained.about))
     return {"name": trained.about.name, "packed_bytes": size, "dense_bytes": dense, **trained.about.account}

@@ -6,7 +6,7 @@ where that can apply it. A reshape becomes another name for the same value.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from optg.deploy.engine.int8 import rules  # noqa: F401 (fills the RULES of Int8Lowering)
 from optg.deploy.engine.int8.base import Int8Op
+from optg.deploy.engine.int8.copy import Quantize
 from optg.deploy.engine.int8.lower import Int8Lowering
 from optg.deploy.engine.int8.segment import Int8Segment
 from optg.deploy.engine.memory import Shape
@@ -73,7 +75,7 @@ class Lowering:
     """What the rules read and change."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph = replace(graph, nodes=list(map(with_positional_arguments, graph.nodes)))
         self.order: list[Op | Int8Op | TorchCall] = []
         self.made: dict[str, Op] = {}  # the engine's operations, by the value they compute
         self.notes: list[str] = []
@@ -100,7 +102,7 @@ class Lowering:
 
     def lower(self) -> Network:
         for node in self.graph.nodes:
-            if not self.int8.lower(with_positional_arguments(node)):
+            if not self.int8.lower(node):
                 self.int8.need_floats((node.args, node.kwargs))
                 self.lower_float(node)
         self.int8.need_floats(self.graph.outputs)
@@ -112,7 +114,7 @@ class Lowering:
         try:
             if packet not in RULES or node.name not in self.forms:
                 raise Unsupported
-            RULES[packet](self, with_positional_arguments(node))
+            RULES[packet](self, node)
         except Unsupported as reason:
             self.order.append(TorchCall(node))
             if node.op.startswith("aten.") and not packet.startswith("sym_"):
@@ -127,7 +129,7 @@ class Lowering:
             if isinstance(op, TorchCall):
                 parts.append(op)
             elif isinstance(op, Int8Op):
-                if not isinstance(last, Int8Segment):
+                if not isinstance(last, Int8Segment) or self.reads_floats_of(last, op):
                     parts.append(last := Int8Segment([], self.int8.shapes, self.forms, self.int8.known))
                 last.ops.append(op)
             else:
@@ -140,6 +142,10 @@ class Lowering:
                 part.outputs = [op.output for op in part.ops if op.output in used]
             used.update(map(self.root, part.inputs))
         return parts
+
+    def reads_floats_of(self, segment: Int8Segment, op: Int8Op) -> bool:
+        """Return whether an operation reads a torch tensor that the segment computes: it exists when the segment has run."""
+        return isinstance(op, Quantize) and self.root(op.inputs[0]) in {each.output for each in segment.ops}
 
     def needed(self, order: Sequence[Op | Int8Op | TorchCall]) -> list[Op | Int8Op | TorchCall]:
         """Return the operations that the outputs depend on."""
@@ -216,7 +222,7 @@ class Lowering:
 
 def with_positional_arguments(node: Node) -> Node:
     """Return the node with its arguments in the order of the signature: a file may name any of them."""
-    if not node.kwargs or not node.op.startswith("aten."):
+    if not node.kwargs or not node.op.startswith(("aten.", "optg.")):
         return node
     signature = [parameter for parameter in resolve(node.op)._schema.arguments if not parameter.kwarg_only]  # type: ignore[attr-defined]
     given = {**{parameter.name: value for parameter, value in zip(signature, node.args)}, **node.kwargs}

@@ -6,6 +6,7 @@ have no side effects.
 """
 
 from optg.deploy.graph.capture import capture
+from optg.deploy.graph.int8 import as_float, check_weights, count_graph, hidden_bytes, is_quantized
 from optg.deploy.graph.interpret import (
     check_inputs,
     dry_run,
@@ -31,13 +32,18 @@ __all__ = [
     "Node",
     "Ref",
     "TensorKind",
+    "as_float",
     "capture",
     "check_inputs",
+    "check_weights",
+    "count_graph",
     "dry_run",
     "execute",
     "fill_refs",
     "freed_after",
     "from_json",
+    "hidden_bytes",
+    "is_quantized",
     "one_line",
     "order_inputs",
     "refs_in",

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from optg.core.accounting import as_arguments, first_tensor
 from optg.core.preserve import evaluating
 from optg.core.prunable import unwrap
+from optg.deploy.graph.int8 import translate_pt2e
 from optg.deploy.graph.interpret import run_graph
 from optg.deploy.graph.nodes import Graph, GraphError
 from optg.deploy.graph.translate import input_specs, remove_inplace_ops, translate
@@ -40,10 +41,10 @@ def capture(model: nn.Module, example_input: Any) -> Graph:
     with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # raised by torch.export about torch itself
         if (program := export_any_batch(model, args, kwargs)) is not None:
-            graph = translate(model, program)
+            graph = translate_pt2e(translate(model, program))
             if is_right_for_one_example(graph, model, args, kwargs):
                 return graph
-        return translate(model, export_fixed_batch(model, args, kwargs))
+        return translate_pt2e(translate(model, export_fixed_batch(model, args, kwargs)))
 
 
 def export_fixed_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from optg.deploy.graph.int8 import LARGEST_SCALE, SMALLEST_SCALE, is_scale
 from optg.deploy.graph.nodes import GraphError, shorten
 from optg.deploy.graph.operations import DOMAINS_OF, PYTHON_FUNCTIONS, resolve
 
@@ -61,6 +62,9 @@ DOMAINS = {
     "float": tensors("floating-point numbers", FLOATS),
     "index": tensors("int32 or int64", {torch.int32, torch.int64}),
     "mask": tensors("bool", {torch.bool}),
+    "single": tensors("float32", {torch.float32}),
+    "bytes": tensors("uint8", {torch.uint8}),
+    "signed": tensors("int8", {torch.int8}),
     "pair": lists(tensors("floating-point numbers", FLOATS), 1, 2),
     "number": number,
     "operand": Domain("a real tensor or a number", lambda value: real.accepts(value) or number.accepts(value)),
@@ -79,6 +83,8 @@ DOMAINS = {
     "padding": lists(integers(0, 2**8), 1, 2),
     "border": lists(integers(-(2**12), 2**12), 0, 2 * MOST_DIMENSIONS),
     "shifts": lists(integers(-(2**31), 2**31), 1, MOST_DIMENSIONS),
+    "byte": integers(0, 255),
+    "scale": Domain(f"a number from {SMALLEST_SCALE:.1e} to {LARGEST_SCALE:.1e}", is_scale),
     "scales": lists(Domain("a factor from 1/64 to 64", lambda value: type(value) is float and 1 / 64 <= value <= 64), 1, 2),
     "same": one_of("same", "valid"),
     "edge": one_of("constant", "reflect", "replicate"),

@@ -159,9 +159,16 @@ OPERATIONS = {
     "to.dtype to.dtype_layout": "self=real dtype=dtype? non_blocking=bool copy=bool memory_format=format?",
     "to.device": "self=real device=device dtype=dtype non_blocking=bool copy=bool memory_format=format?",
 }
+# Operations of torch.ops.optg (int8.py)
+OWN_OPERATIONS = {
+    "quantize_u8.default": "input=single scale=scale zero_point=byte",
+    "dequantize_u8.default": "input=bytes scale=scale zero_point=byte",
+    "dequantize_s8.default": "weight=signed scale=single",
+}
 DOMAINS_OF: dict[str, dict[str, str]] = {
-    f"aten.{name}": dict(argument.split("=") for argument in arguments.split())
-    for names, arguments in OPERATIONS.items()
+    f"{namespace}.{name}": dict(argument.split("=") for argument in arguments.split())
+    for namespace, table in (("aten", OPERATIONS), ("optg", OWN_OPERATIONS))
+    for names, arguments in table.items()
     for name in names.split()
 }
 CREATION_OPS = {  # make a tensor from no tensor

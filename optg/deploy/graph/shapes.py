@@ -1,8 +1,8 @@
 """Output shapes of common operations, computed without torch's meta device.
 
 The meta device knows every shape, but its first use imports modules for about two seconds, longer than the rest of loading a
-model. The rules here cover float32 arguments in their most common form. Everything else, including arguments that do not fit
-together, is left to torch.
+model. The rules here cover float32 arguments in their most common form, and bytes. Everything else, including arguments that do
+not fit together, is left to torch.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
+BYTES_TO_FLOATS = {"optg.dequantize_u8.default": torch.uint8, "optg.dequantize_s8.default": torch.int8}  # dtype of the first
 
 
 def shape_of(op: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
     """Return the result as a meta tensor, or None if no rule applies."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    if op not in RULES or kwargs or not tensors or any(t.dtype != torch.float32 for t in tensors):
+    expected = [BYTES_TO_FLOATS.get(op, torch.float32), *[torch.float32] * (len(tensors) - 1)]
+    if op not in RULES or kwargs or not tensors or [t.dtype for t in tensors] != expected:
         return None
     try:
         shape = RULES[op](*args)
@@ -26,7 +28,8 @@ def shape_of(op: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
         return None
     if shape is None or min(shape, default=1) < 1:
         return None
-    return torch.empty(shape, dtype=torch.float32, device="meta")
+    dtype = torch.uint8 if op == "optg.quantize_u8.default" else torch.float32
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def elementwise(x: Tensor) -> Shape:
@@ -35,6 +38,14 @@ def elementwise(x: Tensor) -> Shape:
 
 def elementwise_pair(x: Tensor, y: Tensor) -> Shape | None:
     return tuple(x.shape) if x.shape == y.shape else None
+
+
+def quantized(x: Tensor, scale: float, zero_point: int) -> Shape | None:
+    return tuple(x.shape) if (type(scale), type(zero_point)) == (float, int) else None
+
+
+def quantized_weight(weight: Tensor, scale: Tensor) -> Shape | None:
+    return tuple(weight.shape) if scale.shape == weight.shape[:1] else None
 
 
 def conv2d(
@@ -100,4 +111,7 @@ RULES: dict[str, Callable[..., Shape | None]] = {
     "aten.max_pool2d.default": max_pool2d,
     "aten.adaptive_avg_pool2d.default": adaptive_avg_pool2d,
     "aten.flatten.using_ints": flatten,
+    "optg.quantize_u8.default": quantized,
+    "optg.dequantize_u8.default": quantized,
+    "optg.dequantize_s8.default": quantized_weight,
 }

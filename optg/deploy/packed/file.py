@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from optg.deploy.graph import IMAGE, Graph, GraphError, Limits, from_json, to_json
+from optg.deploy.graph import IMAGE, Graph, GraphError, Limits, check_weights, from_json, to_json
 from optg.deploy.packed.checks import PackedError, require
 from optg.deploy.packed.header import About, parse_about, parse_json
 from optg.deploy.packed.model import PackedModel
@@ -103,4 +103,5 @@ def unpack(content: bytes, limits: Limits | None = None) -> PackedModel:
     for row in rows:
         graph.tensors[row.name] = row.unpack_blob(body[start : start + row.length])
         start += row.length
+    check_weights(graph)
     return PackedModel(graph, about)

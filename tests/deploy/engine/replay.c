@@ -35,7 +35,7 @@ static void print_kernels(const char *name, int64_t count, void (*kernel)(int64_
 }
 
 static int describe(void) {
-  printf("{\"lanes\": %d, \"span\": %d, \"shift\": %d", LANES, SPAN, SHIFT);
+  printf("{\"lanes\": %d, \"span\": %d, \"shift\": %d, \"permutes\": %d", LANES, SPAN, SHIFT, (int)engine_permutes());
   print_kernels("kernels", engine_kernel_count(), engine_kernel);
   print_kernels("int8_kernels", engine_int8_kernel_count(), engine_int8_kernel);
   printf("}\n");

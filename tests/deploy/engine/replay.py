@@ -118,7 +118,7 @@ class Engine:
             build.compile_to(path, command, sources)
         self.command = [*target.emulator, str(path)]
         known = json.loads(subprocess.run(self.command, capture_output=True, check=True, env=ENVIRONMENT).stdout)
-        self.lanes, self.span, self.shift = (known[name] for name in ("lanes", "span", "shift"))
+        self.lanes, self.span, self.shift, self.permutes = (known[name] for name in ("lanes", "span", "shift", "permutes"))
         self.kernels = {build.Kernel(*shape[: len(build.Kernel._fields)]): i for i, shape in enumerate(known["kernels"])}
         self.int8_kernels = [build.Int8Kernel(*shape[: len(build.Int8Kernel._fields)]) for shape in known["int8_kernels"]]
         self.names: dict[str, Any] = {}

@@ -6,7 +6,7 @@ import torch
 from optg.deploy.graph.domains import domain
 from optg.deploy.graph.operations import DOMAINS_OF, is_permitted, resolve
 
-TENSOR_DOMAINS = {"real", "float", "index", "mask"}
+TENSOR_DOMAINS = {"real", "float", "index", "mask", "single", "bytes", "signed"}
 DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 

@@ -37,6 +37,11 @@ def random_arguments(op: str, rng: random.Random) -> list[Any]:
         return [pick((meta(4, channels), meta(2, 3, channels), meta(channels))), meta(3, channels), pick((None, meta(3)))]
     if op == "aten.flatten.using_ints":
         return [image, pick((0, 1, 2, 3, -2)), pick((-1, 0, 1, 2, 3, 4))]
+    if op == "optg.dequantize_s8.default":
+        return [meta(6, few(), dtype=torch.int8), meta(pick((6, 6, 6, 1, 3)))]
+    if op.startswith("optg."):
+        dtype = torch.uint8 if "dequantize" in op else torch.float32
+        return [meta(*image.shape, dtype=pick((dtype, dtype, torch.float64))), 0.5, pick((0, 3, 255))]
     if op.endswith(".Tensor"):
         other = [pick((n, n, n, 1)) for n in image.shape][pick((0, 0, 0, 1)) :]
         return [image, pick((meta(*image.shape), meta(*image.shape), meta(*other), meta(*other, dtype=torch.float64), 2.0))]

@@ -62,7 +62,7 @@ class SelectionStruct(Structure):
     _fields_ = [("pieces", c_void_p), ("counts", c_void_p), ("vectors", c_int64), ("lead", c_int64), ("fill", c_uint8)]
 
 
-PIECE = np.dtype([("from", np.int64), ("where", np.uint64), ("index", np.uint8, LINE)])
+PIECE = np.dtype([("from", np.int64), ("where", np.int64), ("index", np.uint8, LINE)])
 
 
 def selection(
@@ -80,7 +80,7 @@ def selection(
         while left_over.any():
             start = int(vector[left_over].min())
             here = left_over & (vector < start + LINE)
-            where = int(np.packbits(here, bitorder="little").view(np.uint64)[0])
+            where = int(np.packbits(here, bitorder="little").view(np.int64)[0])
             pieces.append((start, where, np.where(here, vector - start, 0)))
             left_over &= ~here
         counts.append(len(pieces) - before)

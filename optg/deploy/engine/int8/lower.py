@@ -1,27 +1,22 @@
 """Quantize and dequantize nodes, and the operations between them -> operations on bytes.
 
-In a quantized graph of torch's PT2E flow every operation computes with floats, between nodes that dequantize its inputs and a
-node that quantizes its result. The rules here turn such a pattern into one operation on bytes. An operation is *open* until the
-node that quantizes its result is found: a sum, an activation or a reshape may come before. Whatever needs the float value of
-an open operation, or of a dequantized value, gets it as a torch tensor.
+In a quantized graph every operation computes with floats, between nodes that dequantize its inputs and a node that quantizes
+its result (graph/int8.py). The rules here and in rules.py turn such a pattern into one operation on bytes. An operation is
+*open* until the node that quantizes its result is found: a sum, an activation or a reshape may come before. Whatever needs the
+float value of an open operation, or of a dequantized value, gets it as a torch tensor.
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from optg.deploy.engine.int8.base import INFINITY, Int8Op, Quantization
-from optg.deploy.engine.int8.convolution import Convolution
-from optg.deploy.engine.int8.copy import Dequantize, Flatten, Quantize
-from optg.deploy.engine.int8.pointwise import Add, Concat, Table
-from optg.deploy.engine.int8.pool import Pool
+from optg.deploy.engine.int8.base import Int8Op, Quantization
+from optg.deploy.engine.int8.copy import Dequantize, Quantize
 from optg.deploy.engine.memory import Shape
-from optg.deploy.engine.ops.base import Unsupported, arguments, pair
-from optg.deploy.engine.ops.window import Window
-from optg.deploy.graph import Node, Ref, refs_in, resolve
+from optg.deploy.engine.ops.base import Unsupported
+from optg.deploy.graph import Node, Ref, hidden_bytes, refs_in
 
 if TYPE_CHECKING:
     from optg.deploy.engine.lower import Lowering
@@ -49,6 +44,7 @@ class Int8Lowering:
         self.bytes_of: dict[str, str] = {}  # a dequantized value, or another name of bytes -> the bytes
         self.open: dict[str, Int8Op] = {}  # operations whose result is not quantized yet, by the float value
         self.weights: dict[str, Node] = {}  # nodes that dequantize a weight, until something needs the floats
+        self.hidden = hidden_bytes(lowering.graph)
         self.shapes: dict[str, Shape] = {}
         batch = lowering.batch
         for name, value in lowering.meta.items():
@@ -74,6 +70,8 @@ class Int8Lowering:
         """Return the bytes that an argument was dequantized from."""
         if not isinstance(argument, Ref) or argument.name not in self.bytes_of:
             raise Unsupported
+        if self.lowering.meta[argument.name].dtype != torch.float32:
+            raise Unsupported("it computes with bytes")
         name = self.bytes_of[argument.name]
         return name, self.known[name]
 
@@ -136,22 +134,21 @@ class Int8Lowering:
         """Return a weight's integers, the scale of each output channel, and the weight's name."""
         if not isinstance(argument, Ref) or argument.name not in self.weights:
             raise Unsupported("its weight is not quantized")
-        values, scales, zero_points, axis, *_ = self.weights[argument.name].args
+        values, scales = self.weights[argument.name].args
         tensors = self.lowering.graph.tensors
-        if axis != 0 or not all(isinstance(v, Ref) and v.name in tensors for v in (values, scales, zero_points)):
-            raise Unsupported("its weight is not quantized by output channel")
-        if tensors[values.name].dtype != torch.int8 or tensors[zero_points.name].any():
-            raise Unsupported("its weight is not quantized symmetrically to int8")
+        if values.name not in tensors or scales.name not in tensors:
+            raise Unsupported("its weight is computed")
         return tensors[values.name].numpy(), tensors[scales.name].double().numpy(), values.name
 
 
 # ---- nodes that quantize
 
 
-@lowers("quantize_per_tensor")
-def quantize_per_tensor(lowering: Int8Lowering, node: Node) -> None:
+@lowers("quantize_u8")
+def quantize(lowering: Int8Lowering, node: Node) -> None:
     x, result = node.args[0], quantization(node)
-    if x.name in lowering.bytes_of and lowering.known[lowering.bytes_of[x.name]] == result:  # only reshaped since
+    known = lowering.known.get(lowering.bytes_of.get(x.name, ""))
+    if known == result and node.name in lowering.hidden:  # only reshaped since
         lowering.bytes_of[node.name] = lowering.bytes_of[x.name]
         return
     op = lowering.used_once(x)
@@ -163,184 +160,24 @@ def quantize_per_tensor(lowering: Int8Lowering, node: Node) -> None:
     lowering.emit(Quantize(node.name, [x.name], [], result=result))
 
 
-@lowers("dequantize_per_tensor")
-def dequantize_per_tensor(lowering: Int8Lowering, node: Node) -> None:
+@lowers("dequantize_u8")
+def dequantize(lowering: Int8Lowering, node: Node) -> None:
     x, expected = node.args[0], quantization(node)
     if x.name not in lowering.bytes_of or lowering.known[lowering.bytes_of[x.name]] != expected:
         raise Unsupported("it was quantized otherwise")
     lowering.bytes_of[node.name] = lowering.bytes_of[x.name]
 
 
-@lowers("dequantize_per_channel")
-def dequantize_per_channel(lowering: Int8Lowering, node: Node) -> None:
+@lowers("dequantize_s8")
+def dequantize_weight(lowering: Int8Lowering, node: Node) -> None:
     lowering.weights[node.name] = node
 
 
 def quantization(node: Node) -> Quantization:
-    _, scale, zero_point, *kind = node.args
-    if kind != [0, 255, torch.uint8] or not isinstance(scale, float) or not isinstance(zero_point, int):
-        raise Unsupported("it does not quantize to bytes")
+    _, scale, zero_point = node.args
     return Quantization.checked(scale, zero_point)
 
 
-# ---- operations between them
-
-
-@lowers("conv2d")
-def conv2d(lowering: Int8Lowering, node: Node) -> None:
-    x, weight, bias, stride, padding, dilation, groups = arguments(
-        node, input=None, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1
-    )
-    source, known = lowering.source(x)
-    w, scales, name = lowering.weight(weight)
-    if w.ndim != 4:
-        raise Unsupported("it is not two-dimensional")
-    dilation = pair(dilation)
-    if isinstance(padding, str):
-        extra = [d * (k - 1) for d, k in zip(dilation, w.shape[2:])]
-        padding = (0, 0) if padding == "valid" else (extra[0] // 2, extra[1] // 2)
-    window = Window((w.shape[2], w.shape[3]), pair(stride), pair(padding), dilation)
-    lowering.begin(Convolution(node.name, [source], [known], w, scales, bias_of(lowering, bias, w), window, groups, name), node)
-
-
-@lowers("linear")
-def linear(lowering: Int8Lowering, node: Node) -> None:
-    x, weight, bias = arguments(node, input=None, weight=None, bias=None)
-    source, known = lowering.source(x)
-    if lowering.shapes.get(x.name, ())[1:] != (1, 1):
-        raise Unsupported("its input is not a batch of features")
-    w, scales, name = lowering.weight(weight)
-    w = w.reshape(*w.shape, 1, 1)
-    op = Convolution(node.name, [source], [known], w, scales, bias_of(lowering, bias, w), Window((1, 1)), 1, name)
-    lowering.begin(op, node)
-
-
-def bias_of(lowering: Int8Lowering, bias: Any, weight: np.ndarray) -> np.ndarray:
-    values = lowering.lowering.tensor(bias)
-    return np.zeros(len(weight)) if values is None else values
-
-
-@lowers("add")
-def add(lowering: Int8Lowering, node: Node) -> None:
-    a, b, alpha = arguments(node, input=None, other=None, alpha=1)
-    for x, y in ((a, b), (b, a)):
-        op = lowering.used_once(x)
-        if op is not None and op.can_add and op.can_clamp and op.clamp_label == "" and alpha == 1:
-            name, known = lowering.source(y)
-            require_one_shape(lowering, node, x, y)
-            op.inputs.append(name)
-            op.quantized.append(known)
-            return lowering.extend(op, node)
-    (x, x_known), (y, y_known) = lowering.source(a), lowering.source(b)
-    require_one_shape(lowering, node, a, b)
-    if alpha != 1:
-        raise Unsupported("it multiplies an operand")
-    lowering.begin(Add(node.name, [x, y], [x_known, y_known]), node)
-
-
-def require_one_shape(lowering: Int8Lowering, node: Node, a: Ref, b: Ref) -> None:
-    meta = lowering.lowering.meta
-    if not meta[a.name].shape == meta[b.name].shape == meta[node.name].shape:
-        raise Unsupported("it broadcasts")
-
-
-@lowers("relu", "relu6", "hardtanh", "clamp", "clamp_min")
-def clamp(lowering: Int8Lowering, node: Node) -> None:
-    op = lowering.used_once(node.args[0])
-    low, high = clamp_bounds(node)
-    if op is not None and op.can_clamp:
-        op.low, op.high = (min(max(bound, low), high) for bound in (op.low, op.high))
-        lowering.extend(op, node)
-    else:
-        function(lowering, node)
-
-
-def clamp_bounds(node: Node) -> tuple[float, float]:
-    packet = node.op.split(".")[1]
-    if packet in ("relu", "relu6"):
-        return 0.0, INFINITY if packet == "relu" else 6.0
-    defaults = {"min": -1.0, "max": 1.0} if packet == "hardtanh" else {"min": None, "max": None}
-    _, *bounds = arguments(Node(node.name, node.op, node.args), input=None, **defaults)
-    named = {key.removesuffix("_val"): value for key, value in node.kwargs.items()}
-    low, high = (named.get(key, value) for key, value in zip(("min", "max"), bounds))
-    if not all(isinstance(bound, (int, float, type(None))) for bound in (low, high)):
-        raise Unsupported("its bounds are computed")
-    return -INFINITY if low is None else float(low), INFINITY if high is None else float(high)
-
-
-@lowers("hardswish", "hardsigmoid", "sigmoid", "silu", "tanh", "leaky_relu", "gelu", "elu")
-def function(lowering: Int8Lowering, node: Node) -> None:
-    x, *rest = node.args
-    source, known = lowering.source(x)
-    if any(refs_in((rest, node.kwargs))):
-        raise Unsupported("an argument is computed")
-    compute = resolve(node.op)
-    label = node.op.split(".")[1]
-    lowering.begin(Table(node.name, [source], [known], lambda reals: compute(reals, *rest, **node.kwargs), label), node)
-
-
-@lowers("max_pool2d")
-def max_pool2d(lowering: Int8Lowering, node: Node) -> None:
-    x, kernel, stride, padding, dilation, _ = arguments(
-        node, input=None, kernel_size=None, stride=(), padding=0, dilation=1, ceil_mode=False
-    )
-    source, known = lowering.source(x)
-    window = Window(pair(kernel), pair(stride or kernel), pair(padding), pair(dilation))
-    lowering.begin(Pool(node.name, [source], [known], "max", window), node)
-
-
-@lowers("avg_pool2d")
-def avg_pool2d(lowering: Int8Lowering, node: Node) -> None:
-    x, kernel, stride, padding, _, count_padding, divisor = arguments(
-        node, input=None, kernel_size=None, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
-    )
-    source, known = lowering.source(x)
-    window = Window(pair(kernel), pair(stride or kernel), pair(padding))
-    lowering.begin(Pool(node.name, [source], [known], "mean", window, bool(count_padding), divisor or 0), node)
-
-
-@lowers("adaptive_avg_pool2d", "mean")
-def mean(lowering: Int8Lowering, node: Node) -> None:
-    source, known = lowering.source(node.args[0])
-    (_, height, width), (_, rows, columns) = lowering.shapes[source], lowering.shapes.get(node.name, (0, 0, 0))
-    if "mean" in node.op:
-        _, dims, _, dtype = arguments(node, input=None, dim=None, keepdim=False, dtype=None)
-        if (
-            dtype is not None
-            or lowering.lowering.meta[node.args[0].name].ndim != 4
-            or sorted(d % 4 for d in dims or ()) != [2, 3]
-        ):
-            raise Unsupported("it is not over height and width")
-    if not rows or height % rows or width % columns:
-        raise Unsupported("its windows differ in size")
-    size = (height // rows, width // columns)
-    lowering.begin(Pool(node.name, [source], [known], "mean", Window(size, size)), node)
-
-
-@lowers("cat")
-def cat(lowering: Int8Lowering, node: Node) -> None:
-    parts, dim = arguments(node, tensors=(), dim=0)
-    sources = [lowering.source(part) for part in parts]
-    if dim % lowering.lowering.meta[node.name].ndim != 1:
-        raise Unsupported("it is not along the channels")
-    lowering.begin(Concat(node.name, [name for name, _ in sources], [known for _, known in sources]), node)
-
-
-@lowers("flatten", "view", "reshape", "squeeze", "unsqueeze", "contiguous", "clone")
-def reshape(lowering: Int8Lowering, node: Node) -> None:
-    x = node.args[0]
-    before, after = (lowering.shapes.get(name) for name in (getattr(x, "name", ""), node.name))
-    if before is None or after is None or prod(before) != prod(after):
-        raise Unsupported
-    op = lowering.used_once(x)
-    if op is not None and before == after:
-        return lowering.extend(op, node)
-    source, known = lowering.source(x)
-    if before != after:
-        if after[1:] != (1, 1):
-            raise Unsupported("it reshapes an image")
-        flat = f"{node.name} as bytes"
-        lowering.shapes[flat] = after
-        lowering.emit(Flatten(flat, [source], [known], result=known))
-        source = flat
-    lowering.bytes_of[node.name] = source
+@lowers("quantize_per_tensor", "dequantize_per_tensor", "dequantize_per_channel")
+def refuse_pt2e(lowering: Int8Lowering, node: Node) -> None:
+    raise Unsupported("it quantizes otherwise than to bytes with a scale and a zero point, or signed weights with scales")

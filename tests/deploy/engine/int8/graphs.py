@@ -1,4 +1,4 @@
-"""Quantized graphs as PT2E makes them, and a comparison of the engine with the integer reference, bit by bit."""
+"""Quantized graphs, and a comparison of the engine with the integer reference, bit by bit."""
 
 import random
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.ao.quantization.fx._decomposed
 from torch import Tensor
 
 from optg.deploy.compile import Compiled
 from optg.deploy.engine.int8.segment import Int8Segment
 from optg.deploy.engine.tune import Tuner
 from optg.deploy.graph import Graph, Node, Ref, run_graph
+from optg.deploy.graph.int8 import DEQUANTIZE, QUANTIZE, WEIGHT
 from tests.deploy.engine import replay
 from tests.deploy.engine.harness import FLAGS, ISAS, make_graph
 from tests.deploy.engine.int8 import reference
@@ -64,11 +64,10 @@ class Builder:
 
     def quantize(self, x: Ref, scale: float, zero_point: int, show: bool = True) -> Ref:
         """Quantize and dequantize a value."""
-        kind = (scale, zero_point, 0, 255, torch.uint8)
-        q = self.add("quantized_decomposed.quantize_per_tensor.default", x, *kind)
+        q = self.add(QUANTIZE, x, scale, zero_point)
         if show:
-            self.outputs.append(self.add("quantized_decomposed.dequantize_per_tensor.default", q, *kind))
-        return self.add("quantized_decomposed.dequantize_per_tensor.default", q, *kind)
+            self.outputs.append(self.add(DEQUANTIZE, q, scale, zero_point))
+        return self.add(DEQUANTIZE, q, scale, zero_point)
 
     def input(self, number: int = 0, scale: float | None = None) -> Ref:
         return self.quantize(
@@ -81,9 +80,7 @@ class Builder:
         values *= torch.rand(shape, generator=self.draw) < density
         self.tensors[name] = values.to(torch.int8)
         self.tensors[f"{name}_scale"] = scale * (0.5 + torch.rand(shape[0], generator=self.draw))
-        self.tensors[f"{name}_zero"] = torch.zeros(shape[0], dtype=torch.int64)
-        args = (Ref(name), Ref(f"{name}_scale"), Ref(f"{name}_zero"), 0, -127, 127, torch.int8)
-        return self.add("quantized_decomposed.dequantize_per_channel.default", *args)
+        return self.add(WEIGHT, Ref(name), Ref(f"{name}_scale"))
 
     def bias(self, count: int) -> Ref:
         name = f"b{len(self.tensors)}"
@@ -115,7 +112,7 @@ def check(graph: Graph, *inputs: Tensor, threads: int = 1, isa: str | None = Non
 def check_against_torch(graph: Graph, *inputs: Tensor, steps: float = 1.0) -> None:
     """Compare each quantized value with torch's run of the same graph: at most one step apart."""
     fast = compile_int8(graph)
-    scales = {node.name: node.args[1] for node in graph.nodes if "dequantize_per_tensor" in node.op}
+    scales = {node.name: node.args[1] for node in graph.nodes if node.op == DEQUANTIZE}
     for ref, got, want in zip(graph.outputs, fast(*inputs), run_graph(graph, *inputs), strict=True):
         limit = steps * scales[ref.name] if ref.name in scales else 1e-4 * np.abs(want.numpy()).max()
         assert (got - want).abs().max() <= 1.0001 * limit, ref.name

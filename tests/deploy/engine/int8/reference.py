@@ -4,7 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import torch.ao.quantization.fx._decomposed
+from torch import Tensor
 from torch.nn import functional as F
 
 from optg.deploy.engine.int8 import convolution, copy, pointwise, pool
@@ -146,4 +149,21 @@ def run_segment(segment: Int8Segment, values: Arrays) -> Arrays:
     values = {name: np.asarray(value).reshape(len(value), *segment.shapes[name]) for name, value in values.items()}
     for op in segment.ops:
         values[op.output] = RUN[type(op)](op, segment.shapes[op.output], *(values[name] for name in op.inputs))
+    return values
+
+
+def compare_runs(monkeypatch: pytest.MonkeyPatch) -> Arrays:
+    """Compare every run of a segment with the reference, bit by bit. Return a dict of the values that were computed."""
+    values: Arrays = {}
+    run = Int8Segment.run
+
+    def run_and_compare(self: Int8Segment, value: Callable[[str], Tensor], batch: int, runner: Any) -> dict[str, Tensor]:
+        made = run(self, value, batch, runner)
+        expected = run_segment(self, {name: value(name).numpy() for name in self.inputs})
+        for name, got in made.items():
+            assert torch.equal(got, torch.from_numpy(expected[name]).reshape(got.shape)), name
+        values.update(expected)
+        return made
+
+    monkeypatch.setattr(Int8Segment, "run", run_and_compare)
     return values
