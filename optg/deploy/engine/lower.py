@@ -112,6 +112,8 @@ class Lowering:
         try:
             if packet not in RULES or node.name not in self.forms:
                 raise Unsupported
+            if has_nan((node.args, node.kwargs)):
+                raise Unsupported("an argument is NaN")  # the engine's comparisons would ignore it; torch returns NaN
             RULES[packet](self, with_positional_arguments(node))
         except Unsupported as reason:
             self.order.append(TorchCall(node))
@@ -180,6 +182,8 @@ class Lowering:
     def require_unused_indices(self, node: Node) -> None:
         """Refuse a maximum whose second result, the indices, is used."""
         if isinstance(self.meta[node.name], (tuple, list)):
+            if node.name in refs_in(self.graph.outputs):
+                raise Unsupported("its indices are returned")
             for user in self.graph.nodes:
                 if Ref(node.name) in user.args and user.args != (Ref(node.name), 0):
                     raise Unsupported("its indices are used")
@@ -212,6 +216,13 @@ class Lowering:
         """Return the operation that computes a value, if it can absorb the next one: nothing else uses the value."""
         op = self.made.get(name)
         return op if op is not None and self.uses[name] == 1 and op.activation == IDENTITY else None
+
+
+def has_nan(arguments: Any) -> bool:
+    """Return whether there is a NaN among a node's arguments."""
+    if isinstance(arguments, dict):
+        arguments = tuple(arguments.values())
+    return any(map(has_nan, arguments)) if isinstance(arguments, (list, tuple)) else arguments != arguments
 
 
 def with_positional_arguments(node: Node) -> Node:
