@@ -22,8 +22,9 @@ from optg.deploy.engine.ops import RULES
 from optg.deploy.engine.ops.base import Op, Unsupported
 from optg.deploy.engine.plan import Segment
 from optg.deploy.engine.step import IDENTITY
-from optg.deploy.graph import Graph, Node, Ref, dry_run, refs_in, resolve, run_node
+from optg.deploy.graph import DEVICE, Graph, Node, Ref, dry_run, refs_in, resolve, run_node
 
+CPU = torch.device("cpu")
 PROBE = 8191  # a batch size that is unlikely to be another size of the model too; if it is, `Misfit` is raised at run time
 
 
@@ -39,7 +40,7 @@ class TorchCall:
     def run(self, value: Callable[[str], Any], batch: int, runner: Any) -> dict[str, Any]:
         """Compute the output. `value` returns the value of a name."""
         known = {name: value(name) for name in self.inputs}
-        return {self.output: run_node(self.node, known)}
+        return {self.output: run_node(self.node, {**known, DEVICE: CPU})}
 
     def rows(self) -> list[list[str]]:
         """Return its row in the table of a compiled model; sizes have none."""

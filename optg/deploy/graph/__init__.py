@@ -7,6 +7,7 @@ have no side effects.
 
 from optg.deploy.graph.capture import capture
 from optg.deploy.graph.interpret import (
+    DEVICE,
     check_inputs,
     dry_run,
     execute,
@@ -23,6 +24,7 @@ from optg.deploy.graph.operations import resolve
 from optg.deploy.graph.serialize import DTYPES, from_json, to_json
 
 __all__ = [
+    "DEVICE",
     "DTYPES",
     "IMAGE",
     "Graph",

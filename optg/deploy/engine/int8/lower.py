@@ -320,6 +320,8 @@ def mean(lowering: Int8Lowering, node: Node) -> None:
 @lowers("cat")
 def cat(lowering: Int8Lowering, node: Node) -> None:
     parts, dim = arguments(node, tensors=(), dim=0)
+    if not isinstance(parts, (list, tuple)):
+        raise Unsupported("its inputs are the parts of one tensor")
     sources = [lowering.source(part) for part in parts]
     if dim % lowering.lowering.meta[node.name].ndim != 1:
         raise Unsupported("it is not along the channels")
