@@ -198,12 +198,12 @@ def check(recipe: Recipe, where: str) -> Recipe:
     limits = {
         "sparsity": (recipe.sparsity >= 0 and recipe.sparsity < 1, "at least 0 and below 1"),
         "floor": (recipe.floor is None or 0 < recipe.floor < 1, "above 0 and below 1, or none"),
-        "epochs": (recipe.epochs >= 1, "at least 1"),
-        "max_steps": (recipe.max_steps is None or recipe.max_steps >= 1, "at least 1"),
-        "batch_size": (recipe.batch_size >= 1, "at least 1"),
+        "epochs": (1 <= recipe.epochs < 2**31, "at least 1 and below 2^31"),
+        "max_steps": (recipe.max_steps is None or 1 <= recipe.max_steps < 2**63, "at least 1 and below 2^63"),
+        "batch_size": (1 <= recipe.batch_size < 2**31, "at least 1 and below 2^31"),
         "lr": (0 < recipe.lr < inf, "above 0"),
         "momentum": (0 <= recipe.momentum < 1, "at least 0 and below 1"),
-        "weight_decay": (recipe.weight_decay >= 0, "at least 0"),
+        "weight_decay": (0 <= recipe.weight_decay < inf, "at least 0"),
         "warmup": (0 <= recipe.warmup < (inf if recipe.max_steps else recipe.epochs), "at least 0 and below epochs"),
         "cycles": (
             1 <= recipe.cycles <= (recipe.max_steps or recipe.epochs),
