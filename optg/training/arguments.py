@@ -186,7 +186,7 @@ def with_help(method: type[Any]) -> type[Any]:
 source_of = cache(inspect.getsource)  # it parses the whole file of a class
 
 
-def comment_of(owner: type[Any], option: str) -> str | None:
+def comment_of(owner: Any, option: str) -> str | None:
     """Return the comment in the source code at the end of an option's line, or on the line above it."""
     found = re.search(rf"(?m)^(?:    # (.*)\n)?    {option}: .*?(?:  # (.*))?$", source_of(owner))
     return (found[2] or found[1]) if found else None
