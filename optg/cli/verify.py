@@ -29,6 +29,8 @@ def main(args: list[str]) -> None:
     def check_packed(path: Path) -> None:
         packed.load(path)
 
+    if not options.runs:
+        raise ValueError("no run was given; expected at least one run folder: optg verify RUN ...")
     verdicts = [verify(path, check_packed) for path in options.runs]
     for verdict in verdicts:
         print("\n".join(verdict.lines()))

@@ -129,13 +129,20 @@ class Compiled:
             for known in (values, self.graph.tensors):
                 if name in known:
                     return known[name]
-            return values[self.network.root(name)].reshape(batch, *self.network.forms[name])
+            return self.reshaped(values[self.network.root(name)], name, batch)
 
         for part in self.network.parts:
             values.update(part.run(value, batch, runner))
             for name in self.freed.get(part.outputs[0], ()):
                 values.pop(name, None)
         return fill_refs(self.graph.outputs, {name: value(name) for name in refs_in(self.graph.outputs)})
+
+    def reshaped(self, root: Tensor, name: str, batch: int) -> Tensor:
+        """Return `root` in the shape of another name. Raise Misfit if it is not as planned: a shape may depend on the batch."""
+        forms = self.network.forms
+        if root.shape != (wanted := (batch, *forms[self.network.root(name)])):
+            raise Misfit(f"{name} is made from the shape {tuple(root.shape)}; expected {wanted}")
+        return root.reshape(batch, *forms[name])
 
     def unshare(self, outputs: Any, inputs: Sequence[Tensor]) -> Any:
         """Copy outputs that share memory with inputs, weights or each other: a model may return its own input."""

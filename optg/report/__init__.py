@@ -6,6 +6,8 @@ Everything is read from the files of the runs. The same runs give the same bytes
 from collections.abc import Iterable
 from pathlib import Path
 
+from optg.files import atomic_file, is_real_file
+
 
 def write(runs: Iterable[Path], output: Path, title: str) -> Path:
     """Write index.html and figures/ into a folder, and return the path of the page."""
@@ -29,9 +31,15 @@ def write(runs: Iterable[Path], output: Path, title: str) -> Path:
     folder = output / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.svg"):
-        if old.name not in files and old.read_text(errors="replace").startswith(FILE_HEADER):
+        if old.name not in files and is_real_file(old) and old.read_text(errors="replace").startswith(FILE_HEADER):
             old.unlink()  # from an earlier report
     for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    (output / "index.html").write_text(page, encoding="utf-8")
+        write_text(folder / file, text)
+    write_text(output / "index.html", page)
     return output / "index.html"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically. A link in its place is replaced, not followed."""
+    with atomic_file(path) as file:
+        file.write(text.encode())

@@ -8,6 +8,7 @@ are taken out before.
 import inspect
 import re
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -182,7 +183,10 @@ def with_help(method: type[Any]) -> type[Any]:
     return make_dataclass(method.__name__, options, bases=(method,))
 
 
-def comment_of(owner: type[Any], option: str) -> str | None:
+source_of = cache(inspect.getsource)  # it parses the whole file of a class
+
+
+def comment_of(owner: Any, option: str) -> str | None:
     """Return the comment in the source code at the end of an option's line, or on the line above it."""
-    found = re.search(rf"(?m)^(?:    # (.*)\n)?    {option}: .*?(?:  # (.*))?$", inspect.getsource(owner))
+    found = re.search(rf"(?m)^(?:    # (.*)\n)?    {option}: .*?(?:  # (.*))?$", source_of(owner))
     return (found[2] or found[1]) if found else None

@@ -34,7 +34,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for name in FOLDERS:
             refuse_link(self.path / name)
-        with open_lock(self.path, os.O_CREAT) as handle:
+        with open_lock(self.path, os.O_RDWR | os.O_CREAT) as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -82,10 +82,10 @@ def is_previous(name: str) -> bool:
 
 
 @contextmanager
-def open_lock(path: Path, flags: int = 0) -> Iterator[int]:
+def open_lock(path: Path, flags: int) -> Iterator[int]:
     """Open the lock file of a run folder. Do not follow a link or change what the file holds."""
     try:
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o666)
+        handle = os.open(path / LOCK, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o666)
     except OSError:
         refuse_link(path / LOCK)
         raise
@@ -96,10 +96,10 @@ def open_lock(path: Path, flags: int = 0) -> Iterator[int]:
 
 
 def in_use(path: Path) -> bool:
-    """Return whether a live process holds a run folder's lock."""
+    """Return whether a live process holds a run folder's lock. The folder may be on a disk that can only be read."""
     try:
-        with open_lock(path) as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open_lock(path, os.O_RDONLY) as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from tests.deploy.engine.int8.graphs import small_int8_net
 from tests.deploy.nets import Odd
 from tests.deploy.packed.test_damaged_files import UNEXPECTED_VALUES, join, json_paths, small_file, split
 
+FAMILY = 8  # mutants of one file
 EDGES = (-(2**63), -(2**31), -9, -8, -2, -1, 0, 1, 2, 3, 4, 7, 8, 16, 63, 64, 1023, 1024, 4095, 4096, 2**16, 2**31, 2**63 - 1)
 SMALL = (0, 1, 1, 1, 2, 2, 3, 4)
+SHAPES = ((None, 3, 8, 8), (None, 1, 4, 4), (2, 3, 5, 7), (None, 16), (None, 4, 6), (None, 2, 3, 4, 5))  # the engine has four
 NUMBERS = (0, 1, -1, 2, 0.5, -0.5, 1e-6, 1e30, -1e30, float("inf"), float("-inf"), float("nan"), 2**31, -(2**31))
 EQUATIONS = ("ij,jk->ik", "bij,bjk->bik", "bchw,dc->bdhw", "ab,ab->", "ii,i->i", "abc,cd->abd", "ab,cd->abcd")
 GOOD_DTYPES, ALL_DTYPES = sorted(REALS, key=str), list(DTYPES.values())
@@ -37,20 +39,32 @@ def bases() -> list[bytes]:
     return [small_file(), odd, pack(capture(token.eval(), torch.zeros(2, 1, 6, 6)), about), int8]
 
 
-def forge(seed: int) -> bytes:
-    """Return a forged file."""
-    rng = random.Random(seed)
-    return grown(rng) if rng.random() < 0.5 else mutated(rng)
+def forge(seed: int, gentle: bool = False) -> bytes:
+    """Return a forged file. Eight seeds in a row are mutants of the same file: to grow one takes longer than to mutate it.
+
+    Args:
+        gentle: forge files that the engine accepts more often.
+    """
+    family, variant = divmod(seed, FAMILY)
+    base = family_base(family, gentle)
+    return base if variant == 0 and family % 2 else mutated(random.Random(seed), base, gentle)
 
 
-# ---- a good file with mutations
+@lru_cache(maxsize=1)
+def family_base(family: int, gentle: bool) -> bytes:
+    """Return the file that a family is mutated from: a good one, or a grown graph."""
+    rng = random.Random(f"family {family}")
+    return grown(rng, gentle) if family % 2 or (gentle and family % 8) else rng.choice(bases())
 
 
-def mutated(rng: random.Random) -> bytes:
-    header, body = split(rng.choice(bases()))
-    for _ in range(rng.choice((1, 1, 2, 3, 5))):
+# ---- mutations
+
+
+def mutated(rng: random.Random, base: bytes, gentle: bool) -> bytes:
+    header, body = split(base)
+    for _ in range(1 if gentle else rng.choice((1, 1, 1, 1, 2, 3, 5))):
         try:
-            body = rng.choice(MUTATIONS)(rng, header, body)
+            body = rng.choice(GENTLE_MUTATIONS if gentle else MUTATIONS)(rng, header, body)
         except (LookupError, TypeError, ValueError, AttributeError):  # an earlier mutation removed what this one changes
             continue
     return join(header, body)
@@ -69,12 +83,32 @@ def change_argument(rng: random.Random, header: Any, body: bytes) -> bytes:
     return body
 
 
+def names_before(header: Any, at: int) -> list[str]:
+    """Return the names of the inputs, of the first nodes and of the stored tensors."""
+    graph = header["graph"]
+    return [*(entry[0] for entry in graph["inputs"]), *(node[0] for node in graph["nodes"][:at]), *graph["kinds"]]
+
+
+def redraw_argument(rng: random.Random, header: Any, body: bytes) -> bytes:
+    """Replace an argument by another one from its domain."""
+    nodes = header["graph"]["nodes"]
+    at = rng.randrange(len(nodes))
+    known = names_before(header, at)
+    _, op, args, named = nodes[at]
+    name, text = rng.choice(list(DOMAINS_OF[op].items()))
+    value = encode_argument(draw(rng, text, known, {}))
+    place = [parameter.name for parameter in resolve(op)._schema.arguments].index(name)  # type: ignore[attr-defined]
+    if place < len(args):
+        args[place] = value
+    else:
+        named[name] = value
+    return body
+
+
 def insert_operation(rng: random.Random, header: Any, body: bytes) -> bytes:
     nodes = header["graph"]["nodes"]
     at = rng.randrange(len(nodes))
-    known = (
-        [entry[0] for entry in header["graph"]["inputs"]] + [node[0] for node in nodes[:at]] + list(header["graph"]["kinds"])
-    )
+    known = names_before(header, at)
     op = rng.choice(list(DOMAINS_OF))
     arguments = {name: draw(rng, text, known, {}) for name, text in DOMAINS_OF[op].items()}
     nodes.insert(at, [f"new{len(nodes)}", op, [], {name: encode_argument(value) for name, value in arguments.items()}])
@@ -127,19 +161,20 @@ def change_anything(rng: random.Random, header: Any, body: bytes) -> bytes:
 
 
 MUTATIONS: list[Callable[[random.Random, Any, bytes], bytes]] = [
-    change_operation, change_argument, change_argument, change_argument, insert_operation, insert_operation, insert_operation,
+    change_operation, change_argument, change_argument, *[redraw_argument] * 4, *[insert_operation] * 3,
     change_tensor, change_input, change_output, change_bytes, change_anything,
 ]  # fmt: skip
+GENTLE_MUTATIONS = [redraw_argument, redraw_argument, insert_operation, change_output, change_bytes]
 
 
 # ---- a graph of random operations that fit together
 
 
-def grown(rng: random.Random) -> bytes:
+def grown(rng: random.Random, gentle: bool = False) -> bytes:
     """Return a file whose operations pass the dry run, mostly, so that torch and the engine have to run them."""
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
-    shape = rng.choice([(None, 3, 8, 8), (None, 4, 6), (None, 16), (2, 3, 5, 7), (None, 1, 4, 4), (None, 2, 3, 4, 5)])
-    dtype = rng.choice([torch.float32] * 6 + [torch.float64, torch.bfloat16, torch.int64])
+    shape = rng.choice(SHAPES[:4] if gentle else SHAPES)
+    dtype = torch.float32 if gentle else rng.choice([torch.float32] * 6 + [torch.float64, torch.bfloat16, torch.int64])
     batch = 2
     values: dict[str, Any] = {"x": torch.empty([batch if n is None else n for n in shape], dtype=dtype, device="meta")}
     tensors: dict[str, Tensor] = {}
@@ -152,7 +187,7 @@ def grown(rng: random.Random) -> bytes:
     nodes: list[Node] = []
     for i in range(rng.choice((3, 6, 12))):
         for _ in range(30):
-            node = random_node(rng, f"n{i}", values)
+            node = random_node(rng, f"n{i}", values, 0.9 if gentle else 0.6)
             if (value := dry_result(node, values)) is not None:
                 nodes.append(node)
                 values[node.name] = value
@@ -166,11 +201,12 @@ def grown(rng: random.Random) -> bytes:
     return join(header, body)
 
 
-def random_node(rng: random.Random, name: str, values: dict[str, Any]) -> Node:
+def random_node(rng: random.Random, name: str, values: dict[str, Any], lowered: float) -> Node:
+    """Return a random operation on some of the values; one of the engine's with the probability `lowered`."""
     lists = [key for key, value in values.items() if isinstance(value, (list, tuple))]
     if lists and rng.random() < 0.5:
         return Node(name, "operator.getitem", (Ref(rng.choice(lists)), rng.choice((0, 1, -1, 2))))
-    op = rng.choice(LOWERED if rng.random() < 0.6 else list(DOMAINS_OF))
+    op = rng.choice(LOWERED if rng.random() < lowered else list(DOMAINS_OF))
     recent = list(values)[-4:] + list(values)
     given = {key: draw(rng, text, recent, values) for key, text in DOMAINS_OF[op].items() if rng.random() < 0.9}
     args = []

@@ -61,8 +61,14 @@ def call_many_times(count: int, seed: int, seconds: float) -> dict[str, object]:
     growth = resident() - (before or resident())
     if growth > GROWTH:
         failures.append(f"the memory grew by {growth:,} bytes")
-    taken = round(time.monotonic() - began, 1)
-    return {"seed": seed, "seconds": taken, "counts": dict(counts), "growth_bytes": growth, "failures": failures}
+    return {
+        "seed": seed,
+        "next": seed + counts["cases"],
+        "seconds": round(time.monotonic() - began, 1),
+        "counts": dict(counts),
+        "growth_bytes": growth,
+        "failures": failures,
+    }
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PER_CHILD = 200  # seeds
+PER_CHILD = 2000  # seeds; a fork copies pages for some time after it
 MOST_SECONDS, LONGEST_WAIT = 60.0, 1800.0  # of CPU time and of any time for one seed
 MOST_MEMORY = 4 * 2**30  # bytes by which one seed may raise the peak
 Case = Callable[[int], str]  # returns the outcome; any exception is a failure

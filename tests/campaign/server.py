@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import os
@@ -49,6 +50,18 @@ def prepare() -> None:
     for module in MODULES:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
+    fill_caches()
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page of the parent
+
+
+def fill_caches() -> None:
+    """Parse the arguments of a training: reading the comments of all options takes longer than the small run itself."""
+    from optg.methods import METHODS
+    from optg.training.arguments import parse_train_args
+
+    for method in METHODS:
+        parse_train_args(["--method", method])
 
 
 def start(*args: object, before: Callable[[], None] = lambda: None, env: dict[str, str] | None = None) -> "Child":

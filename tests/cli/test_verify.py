@@ -40,3 +40,7 @@ def test_every_command_refuses_a_changed_weight(finished_run, tmp_path, monkeypa
     message = refusal(monkeypatch, capsys, name, copy, *options, *output)
     assert "model.safetensors is damaged: its SHA-256 differs from the one in manifest.json" in message
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_must_be_given(monkeypatch, capsys):
+    assert "no run was given" in refusal(monkeypatch, capsys, "verify")

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -73,6 +74,17 @@ def test_figures_are_written_as_files_and_old_ones_are_removed(tmp_path):
     render(tmp_path / "out", write_run(tmp_path / "two", data="cifar100"))
     left = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert "mine.svg" in left and not any("cifar10-" in name for name in left) and len(left) == 13
+
+
+def test_links_and_fifos_in_the_output_are_not_followed(tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "out" / "figures").mkdir(parents=True)
+    (tmp_path / "out" / "index.html").symlink_to(precious)
+    os.mkfifo(tmp_path / "out" / "figures" / "old.svg")
+    page = write([tmp_path / "runs"], tmp_path / "out", "Report")
+    assert precious.read_text() == "precious" and page.read_text().startswith("<!") and not page.is_symlink()
 
 
 def test_flags_are_given_for_defaults_that_have_changed(tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -120,3 +121,15 @@ def test_a_run_that_is_training_is_not_damaged(tmp_path):
     process.communicate()
     assert all(verdict.is_fine for verdict in verdicts), [list(v.lines()) for v in verdicts if not v.is_fine][:1]
     assert any(finding.detail == "a process is training here" for finding in verdicts[0].findings)
+
+
+def test_a_run_on_a_disk_that_can_only_be_read_is_verified(run, monkeypatch):
+    real = os.open
+
+    def read_only(path, flags, *rest, **named):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert verify(run).is_fine

@@ -24,8 +24,9 @@ from optg.deploy.engine.ops import RULES
 from optg.deploy.engine.ops.base import Op, Unsupported
 from optg.deploy.engine.plan import Segment
 from optg.deploy.engine.step import IDENTITY
-from optg.deploy.graph import Graph, Node, Ref, dry_run, refs_in, resolve, run_node
+from optg.deploy.graph import DEVICE, Graph, Node, Ref, dry_run, refs_in, resolve, run_node
 
+CPU = torch.device("cpu")
 PROBE = 8191  # a batch size that is unlikely to be another size of the model too; if it is, `Misfit` is raised at run time
 
 
@@ -41,7 +42,7 @@ class TorchCall:
     def run(self, value: Callable[[str], Any], batch: int, runner: Any) -> dict[str, Any]:
         """Compute the output. `value` returns the value of a name."""
         known = {name: value(name) for name in self.inputs}
-        return {self.output: run_node(self.node, known)}
+        return {self.output: run_node(self.node, {**known, DEVICE: CPU})}
 
     def rows(self) -> list[list[str]]:
         """Return its row in the table of a compiled model; sizes have none."""
@@ -102,7 +103,7 @@ class Lowering:
 
     def lower(self) -> Network:
         for node in self.graph.nodes:
-            if not self.int8.lower(node):
+            if has_nan((node.args, node.kwargs)) or not self.int8.lower(node):
                 self.int8.need_floats((node.args, node.kwargs))
                 self.lower_float(node)
         self.int8.need_floats(self.graph.outputs)
@@ -114,6 +115,8 @@ class Lowering:
         try:
             if packet not in RULES or node.name not in self.forms:
                 raise Unsupported
+            if has_nan((node.args, node.kwargs)):
+                raise Unsupported("an argument is NaN")  # the engine's comparisons would ignore it; torch returns NaN
             RULES[packet](self, node)
         except Unsupported as reason:
             self.order.append(TorchCall(node))
@@ -186,6 +189,8 @@ class Lowering:
     def require_unused_indices(self, node: Node) -> None:
         """Refuse a maximum whose second result, the indices, is used."""
         if isinstance(self.meta[node.name], (tuple, list)):
+            if node.name in refs_in(self.graph.outputs):
+                raise Unsupported("its indices are returned")
             for user in self.graph.nodes:
                 if Ref(node.name) in user.args and user.args != (Ref(node.name), 0):
                     raise Unsupported("its indices are used")
@@ -218,6 +223,13 @@ class Lowering:
         """Return the operation that computes a value, if it can absorb the next one: nothing else uses the value."""
         op = self.made.get(name)
         return op if op is not None and self.uses[name] == 1 and op.activation == IDENTITY else None
+
+
+def has_nan(arguments: Any) -> bool:
+    """Return whether there is a NaN among a node's arguments."""
+    if isinstance(arguments, dict):
+        arguments = tuple(arguments.values())
+    return any(map(has_nan, arguments)) if isinstance(arguments, (list, tuple)) else arguments != arguments
 
 
 def with_positional_arguments(node: Node) -> Node:

@@ -8,6 +8,7 @@ have no side effects.
 from optg.deploy.graph.capture import capture
 from optg.deploy.graph.int8 import as_float, check_weights, count_graph, hidden_bytes, is_quantized
 from optg.deploy.graph.interpret import (
+    DEVICE,
     check_inputs,
     dry_run,
     execute,
@@ -24,6 +25,7 @@ from optg.deploy.graph.operations import resolve
 from optg.deploy.graph.serialize import DTYPES, from_json, to_json
 
 __all__ = [
+    "DEVICE",
     "DTYPES",
     "IMAGE",
     "Graph",

@@ -21,6 +21,7 @@ MOST_PIECES = 1024  # tensors that one operation takes or returns
 FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 REALS = FLOATS | INTEGERS | {torch.bool}
+ATTENTION = "aten.scaled_dot_product_attention.default"
 EQUATION = re.compile("[A-Za-z, ]{1,64}->[A-Za-z ]{0,64}")
 
 
@@ -133,6 +134,8 @@ def check_arguments(op: str, args: Any, kwargs: dict[str, Any]) -> dict[str, Any
             raise GraphError(f"{name} is {describe(value)}; expected {domain(domains[name]).expected}")
     if given.get("training") and any(given.get(name) is not None for name in ("running_mean", "running_var")):
         raise GraphError("it would change the running statistics, because training is True")
+    if op == ATTENTION and any(given[name].numel() == 0 for name in ("query", "key", "value") if name in given):
+        raise GraphError("its query, key or value is empty")  # torch would divide by the number of heads
     if (pieces := count_pieces(op, given)) > MOST_PIECES:
         raise GraphError(f"it splits a tensor into {pieces:,} pieces; expected at most {MOST_PIECES:,}")
     return given

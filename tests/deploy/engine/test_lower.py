@@ -4,7 +4,7 @@ import torch
 
 from optg.deploy.engine.lower import lower
 from optg.deploy.graph import Node, Ref
-from tests.deploy.engine.harness import conv_node, make_graph, relative_error, small_net
+from tests.deploy.engine.harness import compile_graph, conv_node, make_graph, relative_error, small_net
 
 
 def test_norms_sums_and_activations_become_part_of_convolutions() -> None:
@@ -68,3 +68,13 @@ def test_norm_with_statistics_of_another_shape_runs_in_torch() -> None:
     assert lower(graph).notes == [
         "b (aten.batch_norm.default) runs in torch: its statistics are not one number for each channel"
     ]
+
+
+def test_tensors_that_torch_creates_are_on_the_cpu() -> None:
+    """The device in a file, or of a model that was captured on a GPU, does not count."""
+    nodes = [
+        Node("a", "aten.arange.default", (4,), {"device": torch.device("cuda")}),
+        Node("n", "aten.add.Tensor", (Ref("x"), Ref("a"))),
+    ]
+    graph, x = make_graph(nodes, Ref("n"), {}, (3, 4, 4)), torch.randn(2, 3, 4, 4)
+    assert torch.equal(compile_graph(graph)(x), x + torch.arange(4))

@@ -60,6 +60,7 @@ def test_domain_accepts(name: str, accepted: list[object], refused: list[object]
         ("aten.unbind.int", (torch.empty(2000, 2, device="meta"),), {}, "splits a tensor into 2,000 pieces"),
         ("aten.split.Tensor", (torch.empty(2, 9999, device="meta"), 3, 1), {}, "splits a tensor into 3,333 pieces"),
         ("aten.chunk.default", (X, 2000), {}, "splits a tensor into 2,000 pieces"),
+        ("aten.scaled_dot_product_attention.default", (X, X[:, :0], X), {"enable_gqa": True}, "query, key or value is empty"),
         ("operator.mul", (1, 2, 3), {}, "at most two arguments"),
     ],
 )  # fmt: skip

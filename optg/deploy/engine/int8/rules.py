@@ -30,7 +30,7 @@ def conv2d(lowering: Int8Lowering, node: Node) -> None:
     if isinstance(padding, str):
         extra = [d * (k - 1) for d, k in zip(dilation, w.shape[2:])]
         padding = (0, 0) if padding == "valid" else (extra[0] // 2, extra[1] // 2)
-    window = Window((w.shape[2], w.shape[3]), pair(stride), pair(padding), dilation)
+    window = bounded(lowering, node, source, Window((w.shape[2], w.shape[3]), pair(stride), pair(padding), dilation))
     lowering.begin(Convolution(node.name, [source], [known], w, scales, bias_of(lowering, bias, w), window, groups, name), node)
 
 
@@ -44,6 +44,13 @@ def linear(lowering: Int8Lowering, node: Node) -> None:
     w = w.reshape(*w.shape, 1, 1)
     op = Convolution(node.name, [source], [known], w, scales, bias_of(lowering, bias, w), Window((1, 1)), 1, name)
     lowering.begin(op, node)
+
+
+def bounded(lowering: Int8Lowering, node: Node, source: str, window: Window) -> Window:
+    """Return a window that needs little memory beside the image, or raise Unsupported."""
+    if node.name not in lowering.shapes:
+        raise Unsupported
+    return window.bounded(lowering.shapes[source], lowering.shapes[node.name])
 
 
 def bias_of(lowering: Int8Lowering, bias: Any, weight: np.ndarray) -> np.ndarray:
@@ -116,7 +123,7 @@ def max_pool2d(lowering: Int8Lowering, node: Node) -> None:
         node, input=None, kernel_size=None, stride=(), padding=0, dilation=1, ceil_mode=False
     )
     source, known = lowering.source(x)
-    window = Window(pair(kernel), pair(stride or kernel), pair(padding), pair(dilation))
+    window = bounded(lowering, node, source, Window(pair(kernel), pair(stride or kernel), pair(padding), pair(dilation)))
     lowering.begin(Pool(node.name, [source], [known], "max", window), node)
 
 
@@ -126,7 +133,7 @@ def avg_pool2d(lowering: Int8Lowering, node: Node) -> None:
         node, input=None, kernel_size=None, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
     )
     source, known = lowering.source(x)
-    window = Window(pair(kernel), pair(stride or kernel), pair(padding))
+    window = bounded(lowering, node, source, Window(pair(kernel), pair(stride or kernel), pair(padding)))
     lowering.begin(Pool(node.name, [source], [known], "mean", window, bool(count_padding), divisor or 0), node)
 
 
@@ -151,6 +158,8 @@ def mean(lowering: Int8Lowering, node: Node) -> None:
 @lowers("cat")
 def cat(lowering: Int8Lowering, node: Node) -> None:
     parts, dim = arguments(node, tensors=(), dim=0)
+    if not isinstance(parts, (list, tuple)):
+        raise Unsupported("its inputs are the parts of one tensor")
     sources = [lowering.source(part) for part in parts]
     if dim % lowering.lowering.meta[node.name].ndim != 1:
         raise Unsupported("it is not along the channels")

@@ -27,6 +27,8 @@ class Concat(Op):
 @lowers("cat")
 def cat(lowering: "Lowering", node: Node) -> None:
     parts, dim = arguments(node, tensors=(), dim=0)
+    if not isinstance(parts, (list, tuple)):
+        raise Unsupported("its inputs are the parts of one tensor")
     names = [lowering.value(part) for part in parts]
     if dim % (len(lowering.forms[node.name]) + 1) != 1:
         raise Unsupported("it is not along the channels")

@@ -130,7 +130,9 @@ def conv2d(lowering: "Lowering", node: Node) -> None:
     b = lowering.tensor(bias)
     window = Window((w.shape[2], w.shape[3]), stride, pair(padding), dilation)
     b = np.zeros(w.shape[0]) if b is None else b
-    lowering.emit(Convolution(node.name, [lowering.value(x)], w, b, window, groups, weight.name))
+    name = lowering.value(x)
+    window = window.bounded(lowering.shapes[name], lowering.shapes[node.name])
+    lowering.emit(Convolution(node.name, [name], w, b, window, groups, weight.name))
 
 
 @lowers("convolution")

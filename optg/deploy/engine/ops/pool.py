@@ -85,7 +85,8 @@ def max_pool2d(lowering: "Lowering", node: Node) -> None:
     )
     lowering.require_unused_indices(node)
     window = Window(pair(kernel), pair(stride or kernel), pair(padding), pair(dilation))
-    lowering.emit(Pool(node.name, [lowering.value(x)], "max", window))
+    name = lowering.value(x)
+    lowering.emit(Pool(node.name, [name], "max", window.bounded(lowering.shapes[name], lowering.shapes[node.name])))
 
 
 @lowers("avg_pool2d")
@@ -94,7 +95,9 @@ def avg_pool2d(lowering: "Lowering", node: Node) -> None:
         node, input=None, kernel_size=None, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
     )
     window = Window(pair(kernel), pair(stride or kernel), pair(padding))
-    lowering.emit(Pool(node.name, [lowering.value(x)], "mean", window, bool(count_padding), divisor or 0))
+    name = lowering.value(x)
+    window = window.bounded(lowering.shapes[name], lowering.shapes[node.name])
+    lowering.emit(Pool(node.name, [name], "mean", window, bool(count_padding), divisor or 0))
 
 
 @lowers("adaptive_avg_pool2d", "_adaptive_avg_pool2d")

@@ -1,10 +1,13 @@
 """The layout that convolutions and poolings share: each output position reads a window of the input."""
 
+from math import prod
 from typing import NamedTuple
 
 from optg.deploy.engine.layout import NO_HALO, Grid, Halo
 from optg.deploy.engine.memory import Form, Place, Places, Shape
-from optg.deploy.engine.ops.base import Op, Pair
+from optg.deploy.engine.ops.base import Op, Pair, Unsupported
+
+MOST_PADDED, SMALL_AREA = 4, 2**14  # an image with its padding has at most 4 times its own pixels, or a few more
 
 
 class Window(NamedTuple):
@@ -16,6 +19,15 @@ class Window(NamedTuple):
     def last_read(self, outputs: int, axis: int) -> int:
         """Return the last input row (or column) that this many output rows read; the first pixel is 0."""
         return (outputs - 1) * self.stride[axis] - self.padding[axis] + (self.kernel[axis] - 1) * self.dilation[axis]
+
+    def bounded(self, source: Shape, output: Shape) -> "Window":
+        """Return a window that needs little memory beside the image. Raise Unsupported if most of what it reads is padding."""
+        ends = [max(source[1 + axis], self.last_read(output[1 + axis], axis) + 1) for axis in (0, 1)]
+        area = prod(end + padding for end, padding in zip(ends, self.padding))
+        if area > MOST_PADDED * source[1] * source[2] + SMALL_AREA:
+            raise Unsupported("it reads much more padding than image")
+        rows, columns = (1 if n == 1 else step for n, step in zip(output[1:], self.stride))  # one position makes no step
+        return self._replace(stride=(rows, columns))
 
     def covers(self, source: Shape, output: Shape) -> bool:
         """Whether its only position is the whole image."""

@@ -40,3 +40,27 @@ def test_squeeze_of_a_stored_tensor_runs_in_torch() -> None:
     nodes = [Node("s", "aten.squeeze.dim", (Ref("t"), 0)), Node("n", "aten.add.Tensor", (Ref("x"), Ref("s")))]
     graph, x = make_graph(nodes, Ref("n"), {"t": torch.ones(1, 4, 4)}, (3, 4, 4)), torch.randn(2, 3, 4, 4)
     assert torch.equal(compile_graph(graph)(x), x + 1)
+
+
+def test_reshape_of_a_value_whose_size_depends_on_the_batch_runs_in_torch() -> None:
+    """A convolution with its own input as its weight: the number of channels is the batch size."""
+    nodes = [
+        Node("c", "aten.conv2d.default", (Ref("x"), Ref("x"))),
+        Node("n", "aten.clone.default", (Ref("c"),)),
+        Node("r", "aten.relu.default", (Ref("x"),)),
+    ]
+    graph, x = make_graph(nodes, [Ref("n"), Ref("r")], {}, (3, 4, 4)), torch.randn(2, 3, 4, 4)
+    for found, expected in zip(compile_graph(graph)(x), run_graph(graph, x)):
+        torch.testing.assert_close(found, expected)
+
+
+def test_reshape_after_the_batch_of_a_single_image_was_removed_runs_in_torch() -> None:
+    nodes = [
+        Node("s", "aten.squeeze.default", (Ref("x"),)),
+        Node("n", "aten.unsqueeze.default", (Ref("s"), 1)),
+        Node("r", "aten.relu.default", (Ref("x"),)),
+    ]
+    graph = make_graph(nodes, [Ref("n"), Ref("r")], {}, (16,))
+    for batch in (1, 3):
+        x = torch.randn(batch, 16)
+        assert all(map(torch.equal, compile_graph(graph)(x), run_graph(graph, x)))
