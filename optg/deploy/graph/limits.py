@@ -74,7 +74,8 @@ class Meter:
 
     def run(self) -> None:
         for name, shape, dtype in zip(self.graph.inputs, self.graph.shapes, self.graph.dtypes):
-            size = prod(self.batch if n is None else n for n in shape) * dtype.itemsize
+            sizes = [self.batch if n is None else n for n in shape]
+            size = prod(max(1, n) for n in sizes) * dtype.itemsize  # strides of an empty tensor may overflow too
             self.limits.require(size, IMAGE * self.images, f"{self.call} takes … bytes for the input {name}")
             self.live += size
         dry_run(self.graph, self.batch, check=self.check, on_value=self.add)

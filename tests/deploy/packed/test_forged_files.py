@@ -132,6 +132,12 @@ def test_large_declared_shape_is_refused() -> None:
     assert_refused(join(header, body), "an image of the header's shape takes 40,000,000,000 bytes; the limit is 268,435,456")
 
 
+def test_large_empty_input_is_refused() -> None:
+    """torch raised an error of its own: the strides overflowed."""
+    relu = Node("n", "aten.relu.default", (X,))
+    assert_refused(forged([relu], Ref("n"), None, 0, 2**62, 2**62), "bytes for the input x; the limit is 268,435,456")
+
+
 def test_empty_pooling_is_refused() -> None:
     pool = Node("n", "aten.adaptive_avg_pool2d.default", (X, [0, 0]))
     assert_refused(
