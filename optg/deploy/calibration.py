@@ -1,4 +1,4 @@
-"""`optg export --values int8`: quantize a trained model, calibrated on training images of its run."""
+"""`optg export --values int8`: quantize a trained model, with the ranges of its training or calibrated on training images."""
 
 from dataclasses import replace
 from itertools import islice
@@ -9,26 +9,34 @@ from torch import Tensor, nn
 
 from optg.deploy.graph import Graph, capture, count_graph
 from optg.deploy.packed import About
+from optg.deploy.qat import quantized as quantized_like
 from optg.deploy.quantize import quantize
 from optg.training.recipe import Recipe
+from optg.training.saved import SavedRun
 
 IMAGES, BATCH = 512, 64
 
 
-def quantized_graph(model: nn.Module, about: About, settings: Recipe, folder: str | None) -> tuple[Graph, About]:
-    """Return the model in int8, and its description with the number of images and the seed of the calibration.
+def quantized_graph(model: nn.Module, about: About, saved: SavedRun, folder: str | None) -> tuple[Graph, About]:
+    """Return a run's model in int8, and its description, which says where the ranges of its activations come from.
 
     Args:
-        settings: the recipe of the run.
-        folder: of the dataset; by default the recipe's.
+        saved: the run, or its checkpoint. If it was trained with --quantize, the ranges are those that training found.
+        folder: of the dataset to calibrate on; by default the recipe's.
     """
-    images = calibration_images(replace(settings, folder=folder or settings.folder))
+    settings = saved.plan.recipe
+    made: dict[str, Any] = {"values": "int8"}
     try:
-        quantized = quantize(model, images.split(BATCH))
+        if settings.quantize and folder is None:
+            quantized = quantized_like(model, torch.zeros(2, *about.shape), saved.ranges())
+            made["ranges"] = "trained"
+        else:
+            images = calibration_images(replace(settings, folder=folder or settings.folder))
+            quantized = quantize(model, images.split(BATCH))
+            made |= {"calibration_images": len(images), "calibration_seed": settings.seed}
     except ImportError as error:
         raise ValueError(str(error)) from None
-    graph = capture(quantized, images[:1])
-    made: dict[str, Any] = {"values": "int8", "calibration_images": len(images), "calibration_seed": settings.seed}
+    graph = capture(quantized, torch.zeros(1, *about.shape))
     return graph, replace(about, account=count_graph(graph), origin={**about.origin, **made})
 
 

@@ -154,8 +154,7 @@ def export(
         raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
     note, about = "", trained.about
     if values == "int8":
-        assert trained.plan is not None  # a packed file was refused above
-        graph, about = quantized_graph(trained.model, about, trained.plan.recipe, folder)
+        graph, about = quantized_graph(trained.model, about, SavedRun.open(path), folder)
         write_packed(output, graph, about)
     elif to == "packed":
         write_packed(output, capture(trained.model, trained.example), about, values)
@@ -188,10 +187,11 @@ def export_summary(trained: Trained, about: About, output: Path, values: ExportV
     size, account = output.stat().st_size, about.account
     dense = sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
     dtype = str(trained.example.dtype).removeprefix("torch.")
+    images = about.origin.get("calibration_images")
     rounded = {
         "float32": "",
         "bfloat16": " (weights as bfloat16)",
-        "int8": f" (int8, calibrated on {about.origin.get('calibration_images')} training images)",
+        "int8": f" (int8, calibrated on {images} training images)" if images else " (int8, with the ranges of its training)",
     }[values]
     return (
         f"{output}: {size / 1e6:,.3f} MB{rounded}, {size / dense:.2%} of the {dense / 1e6:,.3f} MB of the dense {dtype} "

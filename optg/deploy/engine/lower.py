@@ -103,7 +103,7 @@ class Lowering:
 
     def lower(self) -> Network:
         for node in self.graph.nodes:
-            if has_nan((node.args, node.kwargs)) or not self.int8.lower(node):
+            if not self.int8.lower(node):
                 self.int8.need_floats((node.args, node.kwargs))
                 self.lower_float(node)
         self.int8.need_floats(self.graph.outputs)

@@ -74,7 +74,8 @@ def selection(
         image, row, column = np.ogrid[: source.images, top : source.shape[1] : stride[0], left : source.shape[2] : stride[1]]
         pixels = plane[: output.images * output.rows * output.columns].reshape(output.images, output.rows, output.columns)
         pixels[:, : row.size, : column.size] = (image * source.rows + row) * source.columns + column
-    pieces, counts = [], []
+    pieces: list[tuple[int, int, np.ndarray]] = []
+    counts: list[int] = []
     for vector in wanted.reshape(-1, LINE):
         left_over, before = vector >= 0, len(pieces)
         while left_over.any():

@@ -103,6 +103,8 @@ def clamp_bounds(node: Node) -> tuple[float, float]:
     low, high = (named.get(key, value) for key, value in zip(("min", "max"), bounds))
     if not all(isinstance(bound, (int, float, type(None))) for bound in (low, high)):
         raise Unsupported("its bounds are computed")
+    if low != low or high != high:
+        raise Unsupported("a bound is NaN")
     return -INFINITY if low is None else float(low), INFINITY if high is None else float(high)
 
 
