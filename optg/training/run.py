@@ -18,6 +18,7 @@ from optg.core.accounting import count
 from optg.core.channels import shrink
 from optg.core.prunable import unwrap
 from optg.machine import cpu_name, revision
+from optg.training import checkpoint
 from optg.training.cost import training_flops
 from optg.training.folder import RunFolder
 from optg.training.loggers import RunLog, make_loggers
@@ -86,6 +87,7 @@ def train_in(
         if fresh and (aside := folder.move_aside()):
             progress.say(f"The earlier training was moved to {aside}. To continue this one later, leave out --fresh.")
         folder.delete_leftovers()
+        checkpoint.delete_leftovers(folder.checkpoints)
         summary = finished_summary(plan, folder)
         if parallel.any(summary is not None):
             return summary
