@@ -18,6 +18,7 @@ from optg.core.accounting import count
 from optg.core.channels import shrink
 from optg.core.prunable import unwrap
 from optg.machine import cpu_name, revision
+from optg.training import checkpoint
 from optg.training.cost import training_flops
 from optg.training.evaluation import evaluate
 from optg.training.folder import RunFolder
@@ -99,6 +100,7 @@ def train_in(
         if fresh and (aside := folder.move_aside()):
             progress.say(f"The earlier training was moved to {aside}. To continue this one later, leave out --fresh.")
         folder.delete_leftovers()
+        checkpoint.delete_leftovers(folder.checkpoints)
         summary = finished_summary(plan, folder)
         if parallel.any(summary is not None):
             return summary

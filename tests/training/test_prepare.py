@@ -109,6 +109,14 @@ def test_a_damaged_checkpoint_is_renamed_and_never_deleted(run, undisturbed, mon
     assert (run / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
 
 
+def test_a_checkpoint_whose_deletion_was_interrupted_is_deleted(run, monkeypatch):
+    """A kill after the last save, while an earlier checkpoint is deleted: no later save would delete the rest."""
+    (run / "summary.json").unlink()
+    shutil.copytree(checkpoints(run)[0], run / "checkpoints" / ".partial-6")
+    call(monkeypatch, *TRAIN, "--output", run)
+    assert not list(run.rglob("*partial*"))
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "summary.json", "recipe.toml", "manifest.json"])
 def test_a_damaged_file_is_kept_and_written_again(run, undisturbed, monkeypatch, capsys, file):
     damaged = flip(run / file, 20)
