@@ -40,6 +40,7 @@ PLAN = (
     PlannedPart("flips", "a bit flipped in every 64th byte of every file of a run folder", None),
     PlannedPart("packed_mutations", "structured mutations of packed files, under sanitizers", 10**6),
     PlannedPart("packed_compiled", "mutated packed files, compiled and run under sanitizers, against torch", 10**5, "compiled"),
+    PlannedPart("packed_int8", "random int8 files, run under sanitizers, against the integer reference, bit by bit", 10**4),
     PlannedPart("random_networks", "random networks × instruction sets, against torch", 10**4),
     PlannedPart("many_calls", "calls of a compiled model; resident memory stays flat", 10**6),
     PlannedPart("soak", "seconds of train – kill – resume – export – predict", 8 * 3600, "seconds"),

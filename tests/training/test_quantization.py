@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import optg
+from optg.deploy.export import export
 from optg.deploy.qat import quantized_run as open_int8
 from optg.methods import METHODS
 from optg.training import recipe
@@ -129,6 +131,13 @@ def test_the_int8_model_of_a_run_and_of_its_checkpoints(quantized_run: Path) -> 
     weights = load_file(quantized_run / "model.safetensors")
     for name in ("conv1.weight", "conv2.weight", "out.weight"):
         assert states[0][name].dtype == torch.int8 and not states[0][name][weights[name] == 0].any()
+
+
+def test_an_exported_file_has_the_ranges_of_training(quantized_run: Path, tmp_path: Path) -> None:
+    assert "(int8, with the ranges of its training)" in export(quantized_run, "packed", tmp_path / "m.optg", "int8")
+    saved, images = SavedRun.open(quantized_run), torch.randn(5, *SavedRun.open(quantized_run).shape)
+    expected = optg.compile(open_int8(saved), images[:1])(images)
+    assert torch.equal(optg.compile(optg.load(tmp_path / "m.optg"), images[:1])(images), expected)
 
 
 def test_the_first_steps_are_those_of_a_run_without_int8(quantized_run: Path, tmp_path: Path, monkeypatch) -> None:
