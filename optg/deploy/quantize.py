@@ -210,8 +210,10 @@ def owns_result(node: fx.Node) -> bool:
 
 def norm_after(layer: fx.Node) -> fx.Node | None:
     """Return the batch norm that PT2E will fold into a convolution, if there is one."""
-    user = next(iter(layer.users), None)
-    return user if layer.target is aten.conv2d.default and len(layer.users) == 1 and user.target is NORM else None
+    if layer.target is not aten.conv2d.default or len(layer.users) != 1:
+        return None
+    user = next(iter(layer.users))
+    return user if user.target is NORM else None
 
 
 def refuse_norms(model: fx.GraphModule) -> None:
