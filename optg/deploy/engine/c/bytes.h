@@ -78,6 +78,15 @@ INLINE sums round_even(reals x) { return (sums)_mm512_cvtps_epi32((__m512)x); }
 INLINE octets pack(sums a, sums b, sums c, sums d) {
   return (octets)_mm512_packus_epi16(_mm512_packs_epi32((__m512i)a, (__m512i)b), _mm512_packs_epi32((__m512i)c, (__m512i)d));
 }
+INLINE __m512i low_words(sums a, sums b) {
+  const __m512i order = _mm512_setr_epi32( /* in each 16 bytes: 4 words of a, then 4 of b */
+      0x00020000, 0x00060004, 0x00220020, 0x00260024, 0x000A0008, 0x000E000C, 0x002A0028, 0x002E002C,
+      0x00120010, 0x00160014, 0x00320030, 0x00360034, 0x001A0018, 0x001E001C, 0x003A0038, 0x003E003C);
+  return _mm512_permutex2var_epi16((__m512i)a, order, (__m512i)b);
+}
+INLINE octets pack_words(sums a, sums b, sums c, sums d) {
+  return (octets)_mm512_packus_epi16(low_words(a, b), low_words(c, d));
+}
 #elif SPAN == 32
 INLINE octets low_8(octets a, octets b) { return (octets)_mm256_unpacklo_epi8((__m256i)a, (__m256i)b); }
 INLINE octets high_8(octets a, octets b) { return (octets)_mm256_unpackhi_epi8((__m256i)a, (__m256i)b); }
@@ -89,6 +98,10 @@ INLINE reals multiply_add(reals a, reals b, reals c) { return (reals)_mm256_fmad
 INLINE sums round_even(reals x) { return (sums)_mm256_cvtps_epi32((__m256)x); }
 INLINE octets pack(sums a, sums b, sums c, sums d) {
   return (octets)_mm256_packus_epi16(_mm256_packs_epi32((__m256i)a, (__m256i)b), _mm256_packs_epi32((__m256i)c, (__m256i)d));
+}
+INLINE __m256i low_words(sums a, sums b) { return _mm256_packus_epi32((__m256i)(a & 0xFFFF), (__m256i)(b & 0xFFFF)); }
+INLINE octets pack_words(sums a, sums b, sums c, sums d) {
+  return (octets)_mm256_packus_epi16(low_words(a, b), low_words(c, d));
 }
 
 /* ---- ARM */
@@ -107,6 +120,10 @@ INLINE sums round_even(reals x) { return (sums)vcvtnq_s32_f32((float32x4_t)x); }
 INLINE octets pack(sums a, sums b, sums c, sums d) {
   const int16x8_t low = vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b);
   const int16x8_t high = vqmovn_high_s32(vqmovn_s32((int32x4_t)c), (int32x4_t)d);
+  return (octets)vqmovun_high_s16(vqmovun_s16(low), high);
+}
+INLINE octets pack_words(sums a, sums b, sums c, sums d) {
+  const int16x8_t low = vuzp1q_s16((int16x8_t)a, (int16x8_t)b), high = vuzp1q_s16((int16x8_t)c, (int16x8_t)d);
   return (octets)vqmovun_high_s16(vqmovun_s16(low), high);
 }
 
@@ -143,6 +160,7 @@ INLINE octets pack(sums a, sums b, sums c, sums d) {
   }
   return result;
 }
+INLINE octets pack_words(sums a, sums b, sums c, sums d) { return pack(a << 16 >> 16, b << 16 >> 16, c << 16 >> 16, d << 16 >> 16); }
 #endif
 
 /* ---- sums of 4 products of an unsigned byte, minus SHIFT, and a signed byte from -127 to 127, exact */
@@ -197,11 +215,39 @@ INLINE quad widen(octets x) {
   return (quad){{low_16(l, zero), high_16(l, zero), low_16(h, zero), high_16(h, zero)}};
 }
 
+INLINE octets clamp_octets(octets x, uint8_t low, uint8_t high) {
+  return smallest(repeat_octet(high), largest(repeat_octet(low), x));
+}
+
 /* ---- rescaling, as docs/int8.md defines it */
 
-/* The 4 vectors of reals -> bytes: round to the nearest integer, ties to even, and clamp. */
-INLINE octets quantize_reals(const reals *x, octets low, octets high) {
-  return smallest(high, largest(low, pack(round_even(x[0]), round_even(x[1]), round_even(x[2]), round_even(x[3]))));
+/* The 4 vectors of reals -> bytes: round to the nearest integer, ties to even, and saturate. */
+INLINE octets quantize_reals(const reals *x) {
+  return pack(round_even(x[0]), round_even(x[1]), round_even(x[2]), round_even(x[3]));
+}
+
+/* Sums of a narrow layer start from the bits of 1.5 * 2^23. So their own bits are those of the float 1.5 * 2^23 + sum. */
+
+/* scale * sum + offset -> bytes, saturated. The offset contains 1.5 * 2^23: so adding it rounds to an integer, the low word. */
+INLINE octets quantize_sums(const sums *x, reals scale, reals offset) {
+  sums y[4];
+  UNROLL for (int p = 0; p < 4; p++) y[p] = (sums)multiply_add((reals)x[p], scale, offset);
+  return pack_words(y[0], y[1], y[2], y[3]);
+}
+
+/* The bytes r as the floats 2^23 + 256 r, in the order of sums: the bytes 0, r, 0, 0x4B. */
+INLINE quad widen_to_reals(octets r) {
+  const octets zero = repeat_octet(0), exponent = (octets)repeat_sum(0x4B004B00), l = low_8(zero, r), h = high_8(zero, r);
+  return (quad){{low_16(l, exponent), high_16(l, exponent), low_16(h, exponent), high_16(h, exponent)}};
+}
+
+/* scale * sum + residual * r + offset -> bytes, saturated. */
+INLINE octets quantize_sums_and_residual(const sums *x, reals scale, octets r, reals residual, reals offset) {
+  const quad wide = widen_to_reals(r);
+  reals y[4];
+  UNROLL for (int p = 0; p < 4; p++)
+    y[p] = multiply_add((reals)x[p], scale, multiply_add((reals)wide.part[p], residual, offset));
+  return quantize_reals(y);
 }
 
 #endif

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from ctypes import Structure, c_float, c_int64, c_uint8, c_void_p
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from optg.deploy.engine.int8.base import LARGEST_SUM, Call, Int8Op, Places, Quan
 from optg.deploy.engine.int8.copy import split_call
 from optg.deploy.engine.int8.pixel_convolution import lay_out_pixels, prefers_pixels
 from optg.deploy.engine.int8.planes import Planes
+from optg.deploy.engine.int8.rescaling import Rescaling, exact_scales, rescaling
 from optg.deploy.engine.int8.taps import Taps, make_taps
 from optg.deploy.engine.memory import Shape
 from optg.deploy.engine.ops.base import Unsupported
@@ -29,7 +31,7 @@ class ConvolutionStruct(Structure):
         *((name, c_void_p) for name in ("bundles", "cost", "start", "scale", "offset", "mask", "bases")),
         *((name, c_int64) for name in ("bundle_count", "wide_count", "parts", "scratch")),
         *((name, c_int64) for name in ("positions", "plane", "lead", "wide_tile", "tile")),
-        *((name, c_int64) for name in ("short_offsets", "shift", "real")),
+        *((name, c_int64) for name in ("short_offsets", "shift", "narrow", "clamps", "real")),
         *((name, c_float) for name in ("residual", "real_low", "real_high")),
         *((name, c_uint8) for name in ("low", "high", "fill")),
     ]
@@ -63,34 +65,23 @@ class Convolution(Int8Op):
         return len(self.inputs) == 1
 
     @property
-    def start(self) -> np.ndarray:
-        """The first term of each channel's sum: minus the zero point's share."""
-        return -self.quantized[0].zero_point * self.weight_sums
-
-    @property
     def weight_sums(self) -> np.ndarray:
         return self.weight.sum(axis=(1, 2, 3), dtype=np.int64)
 
-    @property
-    def scale(self) -> np.ndarray:
-        return (self.quantized[0].scale * self.weight_scale.astype(np.float64) / self.out.scale).astype(np.float32)
-
-    @property
-    def residual(self) -> np.float32:
-        return np.float32(self.quantized[1].scale / self.out.scale if len(self.inputs) > 1 else 0)
-
-    @property
-    def offset(self) -> np.ndarray:
-        added = self.quantized[1].zero_point * float(self.residual) if len(self.inputs) > 1 else 0.0
-        return (self.bias / self.out.scale + self.out.zero_point - added).astype(np.float32)
+    @cached_property
+    def rescaling(self) -> Rescaling:
+        """How sums become results. Only valid once the operation is closed."""
+        return rescaling(self)
 
     def close(self, output: str, result: Quantization | None) -> None:
         """Exclude overflow, whatever the inputs are."""
         super().close(output, result)
-        largest = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3)) + np.abs(self.start)
+        start = np.abs(self.quantized[0].zero_point * self.weight_sums)
+        largest = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3)) + start
         if largest.max(initial=0) > LARGEST_SUM:
             raise Unsupported("a sum of its products may exceed 32 bits")
-        reals = largest * self.scale.astype(np.float64) + np.abs(self.offset) + 255 * float(self.residual)
+        scale, residual, offset = exact_scales(self)
+        reals = largest * scale + np.abs(offset) + 255 * residual
         if self.result is not None and not reals.max(initial=0) < LARGEST_SUM // 2:
             raise Unsupported("a rescaled sum may exceed 32 bits")
 
@@ -178,11 +169,13 @@ class Convolution(Int8Op):
 
     def struct(self, output: Planes, shift: int) -> tuple[Structure, list[np.ndarray]]:
         low, high = self.bounds if self.result else (0, 255)
-        start = self.start + shift * self.weight_sums  # some kernels subtract the shift from each input
-        arrays = [start.astype(np.int32), self.scale, self.offset]
+        how = self.rescaling
+        start = how.start + shift * self.weight_sums  # some kernels subtract the shift from each input
+        arrays = [start.astype(np.int32), how.scale, how.offset]
         own = ConvolutionStruct(
             positions=output.positions, plane=output.plane, lead=output.lead, real=self.result is None,
-            residual=self.residual, real_low=self.low, real_high=self.high, low=low, high=high, fill=output.zero_point,
+            narrow=how.narrow, clamps=(low, high) != (0, 255),
+            residual=how.residual, real_low=self.low, real_high=self.high, low=low, high=high, fill=output.zero_point,
         )  # fmt: skip
         own.start, own.scale, own.offset = (array.ctypes.data for array in arrays)
         if output.fills:

@@ -26,7 +26,7 @@ FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count"
 class PixelConvolutionStruct(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("filters", "start", "scale", "offset", "from_", "to", "added", "holes")),
-        *((name, c_int64) for name in ("hole_count", "groups", "channels", "positions", "tile", "real")),
+        *((name, c_int64) for name in ("hole_count", "groups", "channels", "positions", "tile", "narrow", "real")),
         *((name, c_float) for name in ("residual", "real_low", "real_high")),
         *((name, c_uint8) for name in ("low", "high", "fill")),
     ]
@@ -90,8 +90,8 @@ def make_struct(op: "Convolution", source: Pixels, output: Planes, added: list[P
     filters["blocks"] = blocks.ctypes.data + (np.cumsum(runs) - runs) * blocks.itemsize
     filters["count"] = picks.counts
 
-    tail = (0, groups * FILTERS - output.shape[0])
-    vectors = [np.pad(each, tail) for each in (op.start.astype(np.int32), op.scale, op.offset)]
+    how, tail = op.rescaling, (0, groups * FILTERS - output.shape[0])
+    vectors = [np.pad(each, tail) for each in (how.start.astype(np.int32), how.scale, how.offset)]
     if isinstance(output, Pixels):
         to, holes = output.offsets(shape), output.holes()
     else:
@@ -103,8 +103,8 @@ def make_struct(op: "Convolution", source: Pixels, output: Planes, added: list[P
     low, high = op.bounds if op.result else (0, 255)
     own = PixelConvolutionStruct(
         hole_count=len(holes), groups=groups, channels=output.shape[0], positions=to.size,
-        tile=7 if to.size % 7 == 0 and to.size % 8 else 8, real=op.result is None,
-        residual=op.residual, real_low=op.low, real_high=op.high, low=low, high=high, fill=output.zero_point,
+        tile=7 if to.size % 7 == 0 and to.size % 8 else 8, narrow=how.narrow, real=op.result is None,
+        residual=how.residual, real_low=op.low, real_high=op.high, low=low, high=high, fill=output.zero_point,
     )  # fmt: skip
     own.filters, own.start, own.scale, own.offset = (array.ctypes.data for array in (filters, *vectors))
     own.from_, own.to, own.holes = places[0].ctypes.data, to.ctypes.data, holes.ctypes.data

@@ -60,12 +60,42 @@ def run_convolution(op: convolution.Convolution, shape: Shape, x: np.ndarray, *a
     factor = np.float32(op.quantized[1].scale / out.scale) if added else np.float32(0)
     correction = op.quantized[1].zero_point * float(factor) if added else 0.0
     offset = np.float32(op.bias / out.scale + out.zero_point - correction)
+    if op.result is not None and (constants := narrow_constants(op, scale, factor, op.bias / out.scale - correction)):
+        scale, start, offset = constants
+        reals = (sums + per_channel(start) + 1.5 * 2**23).astype(np.float32)
+        if not added:
+            rounded = multiply_add(reals, per_channel(scale), per_channel(offset))
+            return round_and_clamp(rounded - np.float32(1.5 * 2**23), bound(op.low, out), bound(op.high, out))
+        wide = np.float32(2**23) + 256 * added[0].astype(np.float32)
+        y = multiply_add(reals, per_channel(scale), multiply_add(wide, factor / 256, per_channel(offset)))
+        return round_and_clamp(y, bound(op.low, out), bound(op.high, out))
     y = multiply_add(sums.astype(np.float32), per_channel(scale), per_channel(offset))
     for r in added:
         y = multiply_add(r.astype(np.float32), factor, y)
     if op.result is None:
         return np.clip(y, np.float32(op.low), np.float32(op.high))
     return round_and_clamp(y, bound(op.low, out), bound(op.high, out))
+
+
+def narrow_constants(
+    op: convolution.Convolution, scale: np.ndarray, factor: np.float32, real: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return the scales, the whole numbers to add to the sums and the offsets of a narrow layer; None if it is not narrow."""
+    scale, starts, offsets, magic = scale.copy(), [], [], 1.5 * 2**23
+    for channel, filter in enumerate(op.weight.astype(np.int64)):
+        if scale[channel] < 2**-21 and 255 * np.abs(filter).sum() * 2**-21 <= 2**-5:
+            scale[channel] = 2**-21
+        s, c = float(scale[channel]), float(real[channel]) + op.out.zero_point
+        exact = c - magic * s + (-(2.0**15) * float(factor) if len(op.inputs) > 1 else magic)
+        offset = np.float32(exact)
+        start = np.rint((exact - float(offset)) / s)
+        corrected = start - op.quantized[0].zero_point * filter.sum()
+        largest = max(abs(corrected + 255 * filter[filter < 0].sum()), abs(corrected + 255 * filter[filter > 0].sum()))
+        if largest >= 2**22 or largest * s + abs(c) + 255 + 255 * float(factor) >= 2**15 or s > 2**-5:
+            return None
+        starts.append(start)
+        offsets.append(offset)
+    return scale, np.array(starts), np.array(offsets)
 
 
 def run_add(op: pointwise.Add, shape: Shape, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ typedef struct { /* filters that share their taps */
 typedef struct {
   const bundle *bundles; /* those of the first part of the input channels, then those of the next one, and so on */
   const int64_t *cost;  /* work of all bundles before each one, to split the work evenly between threads */
-  const int32_t *start; /* of each channel's sum: the correction for the input's zero point */
+  const int32_t *start; /* of each channel's sum */
   const float *scale, *offset;
   const char *mask; /* 255 for each byte of a plane that holds a pixel; NULL if nothing reads the padding */
   const int64_t *bases; /* bytes to the first tap of each part */
@@ -26,6 +26,7 @@ typedef struct {
   int64_t positions, plane, lead;   /* bytes to compute, of a whole plane, and of the padding before the first plane */
   int64_t wide_tile, tile;          /* vectors that a kernel computes at once */
   int64_t short_offsets, shift;     /* offsets of single filters are uint16, to be shifted */
+  int64_t narrow, clamps;           /* how results are rescaled; do they have bounds other than 0 and 255? */
   int64_t real;                     /* write floats, not bytes */
   float residual;                   /* scale of the value to add */
   float real_low, real_high;        /* clamp floats */
@@ -78,13 +79,18 @@ INLINE void write_reals(char *out, const reals *y, float low, float high) {
     }
 }
 
-/* Rescale the sums of V vectors of one channel and write them. */
-INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t channel) {
+INLINE void write_octets(const int8_tile *t, int64_t channel, int v, octets x) {
+  const int8_convolution *k = t->k;
+  if (k->clamps) x = clamp_octets(x, k->low, k->high);
+  if (k->mask) x = select_octets(load_octets(k->mask + t->position + SPAN * v), x, repeat_octet(k->fill));
+  store_octets(t->out + channel * t->out_channel + SPAN * v, x);
+}
+
+/* Rescale the sums of `vectors` vectors of one channel of a wide layer, and write them. */
+static __attribute__((noinline)) void rescale_wide(const sums *acc, int vectors, const int8_tile *t, int64_t channel) {
   const int8_convolution *k = t->k;
   const reals scale = repeat_real(k->scale[channel]), offset = repeat_real(k->offset[channel]);
-  const octets low = repeat_octet(k->low), high = repeat_octet(k->high);
-  char *out = t->out + channel * t->out_channel;
-  UNROLL for (int v = 0; v < V; v++) {
+  for (int v = 0; v < vectors; v++) {
     reals y[4];
     UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(to_reals(acc[4 * v + p]), scale, offset);
     if (t->add) {
@@ -92,13 +98,28 @@ INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t ch
       const reals residual = repeat_real(k->residual);
       UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(to_reals((sums)r.part[p]), residual, y[p]);
     }
-    if (k->real) {
-      write_reals(out + 4 * SPAN * v, y, k->real_low, k->real_high);
-      continue;
-    }
-    octets result = quantize_reals(y, low, high);
-    if (k->mask) result = select_octets(load_octets(k->mask + t->position + SPAN * v), result, repeat_octet(k->fill));
-    store_octets(out + SPAN * v, result);
+    if (k->real) write_reals(t->out + channel * t->out_channel + 4 * SPAN * v, y, k->real_low, k->real_high);
+    else write_octets(t, channel, v, quantize_reals(y));
+  }
+}
+
+/* Rescale the sums of V vectors of one channel and write them. */
+INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t channel) {
+  const int8_convolution *k = t->k;
+  if (!k->narrow) {
+    sums copy[24]; /* in memory; the sums themselves stay in registers */
+    UNROLL for (int i = 0; i < 4 * V; i++) copy[i] = acc[i];
+    rescale_wide(copy, V, t, channel);
+    return;
+  }
+  const reals scale = repeat_real(k->scale[channel]), offset = repeat_real(k->offset[channel]);
+  if (t->add) {
+    const reals residual = repeat_real(k->residual);
+    const uint8_t *add = t->add + channel * t->add_channel;
+    UNROLL for (int v = 0; v < V; v++)
+      write_octets(t, channel, v, quantize_sums_and_residual(acc + 4 * v, scale, load_octets(add + SPAN * v), residual, offset));
+  } else {
+    UNROLL for (int v = 0; v < V; v++) write_octets(t, channel, v, quantize_sums(acc + 4 * v, scale, offset));
   }
 }
 

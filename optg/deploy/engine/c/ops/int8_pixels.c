@@ -21,11 +21,12 @@ typedef struct { /* 16 filters */
 
 typedef struct {
   const pixel_filters *filters;
-  const int32_t *start; /* of each channel's sum: the correction for the input's zero point */
+  const int32_t *start; /* of each channel's sum */
   const float *scale, *offset;
   const int32_t *from, *to, *added; /* bytes to each position: in the input, the output and the value to add */
   const int32_t *holes;             /* padding of the output: first byte and length of each piece */
   int64_t hole_count, groups, channels, positions, tile;
+  int64_t narrow;            /* how results are rescaled */
   int64_t real;              /* write floats to planes, not bytes to pixels */
   float residual;            /* scale of the value to add */
   float real_low, real_high; /* clamp floats */
@@ -56,20 +57,36 @@ INLINE void pixel_block(const int T, const int N, __m512i *acc, const uint8_t *c
 /* Rescale the sums of 16 filters at one position and write them. */
 INLINE void pixel_rescale(__m512i total, const pixel_group *g, int64_t position) {
   const int8_pixels *k = g->k;
-  __m512 y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_loadu_ps(k->scale + g->first), _mm512_loadu_ps(k->offset + g->first));
-  if (k->added) {
-    const __m128i r = _mm_loadu_si128((const void *)(g->add + k->added[position]));
-    y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(r)), _mm512_set1_ps(k->residual), y);
-  }
+  const __m512 scale = _mm512_loadu_ps(k->scale + g->first), offset = _mm512_loadu_ps(k->offset + g->first);
+  const __m512 sum = k->narrow ? _mm512_castsi512_ps(total) : _mm512_cvtepi32_ps(total);
   char *out = g->out + k->to[position];
+  __m512 y;
+  if (k->added) {
+    const __m512i r = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(g->add + k->added[position])));
+    const __m512 residual = _mm512_set1_ps(k->residual);
+    if (k->narrow) {
+      const __m512i wide = _mm512_or_si512(_mm512_slli_epi32(r, 8), _mm512_set1_epi32(0x4B000000)); /* the float 2^23 + 256 r */
+      y = _mm512_fmadd_ps(sum, scale, _mm512_fmadd_ps(_mm512_castsi512_ps(wide), residual, offset));
+    } else {
+      y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(r), residual, _mm512_fmadd_ps(sum, scale, offset));
+    }
+  } else {
+    y = _mm512_fmadd_ps(sum, scale, offset);
+  }
   if (k->real) {
     float reals[16];
     _mm512_storeu_ps(reals, _mm512_min_ps(_mm512_set1_ps(k->real_high), _mm512_max_ps(_mm512_set1_ps(k->real_low), y)));
     for (int64_t f = 0; f < 16 && g->first + f < k->channels; f++) memcpy(out + f * g->out_channel, reals + f, 4);
     return;
   }
-  const __m512i n = _mm512_max_epi32(_mm512_cvtps_epi32(y), _mm512_setzero_si512());
-  const __m128i q = _mm_max_epu8(_mm_set1_epi8((char)k->low), _mm512_cvtusepi32_epi8(n));
+  __m128i q;
+  if (k->narrow && !k->added) {
+    const __m256i words = _mm512_cvtepi32_epi16(_mm512_castps_si512(y)); /* the low word: adding 1.5 * 2^23 has rounded */
+    q = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  } else {
+    q = _mm512_cvtusepi32_epi8(_mm512_max_epi32(_mm512_cvtps_epi32(y), _mm512_setzero_si512()));
+  }
+  q = _mm_max_epu8(_mm_set1_epi8((char)k->low), q);
   _mm_storeu_si128((void *)out, _mm_min_epu8(_mm_set1_epi8((char)k->high), q));
 }
 

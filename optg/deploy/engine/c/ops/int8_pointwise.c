@@ -29,7 +29,7 @@ void op_int8_add(const context *c, const step *s) {
         y[p] = multiply_add(to_reals((sums)a.part[p]), scale, offset);
         y[p] = multiply_add(to_reals((sums)b.part[p]), add_scale, y[p]);
       }
-      const octets result = quantize_reals(y, repeat_octet(k->low), repeat_octet(k->high));
+      const octets result = clamp_octets(quantize_reals(y), k->low, k->high);
       store_octets(at(c, &s->out) + o * s->out.channel + x, masked(k, x, result));
     }
 }
