@@ -38,7 +38,7 @@ def conv2d(lowering: Int8Lowering, node: Node) -> None:
 def linear(lowering: Int8Lowering, node: Node) -> None:
     x, weight, bias = arguments(node, input=None, weight=None, bias=None)
     source, known = lowering.source(x)
-    if lowering.shapes.get(x.name, ())[1:] != (1, 1):
+    if lowering.lowering.meta[x.name].ndim != 2:
         raise Unsupported("its input is not a batch of features")
     w, scales, name = lowering.weight(weight)
     w = w.reshape(*w.shape, 1, 1)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from optg.deploy.compile import Compiled
 from optg.deploy.engine.int8 import convolution
 from optg.deploy.engine.int8.taps import make_taps
-from optg.deploy.graph import Graph, Ref
+from optg.deploy.graph import Graph, Ref, run_graph
 from tests.deploy.engine import replay
 from tests.deploy.engine.int8.graphs import INT8_ISAS, AnyTiling, Builder, check, check_against_torch, compile_int8
 from tests.deploy.engine.int8.reference import multiply_add
@@ -126,6 +127,16 @@ def test_a_linear_layer_reads_a_flattened_image(isa: str, poisoned_bytes: None) 
     b.quantize(b.aten("linear", flat, b.weight(6, 60), b.bias(6)), 0.04, 100)
     for batch in (1, 2, 9):
         check(b.graph(), torch.randn(batch, 5, 3, 4), isa=isa)
+
+
+def test_a_linear_layer_on_the_columns_of_an_image_is_left_to_torch() -> None:
+    b = Builder((1, 1, 1))  # one pixel: torch's result is an image of 4 columns, not one of 4 channels
+    logits = b.aten("linear", b.input(), b.weight(4, 1, density=1.0))
+    graph = b.graph(logits)
+    for batch in (1, 2):
+        x = torch.randn(batch, 1, 1, 1)
+        for got, want in zip(Compiled(graph, 1, None, AnyTiling)(x), run_graph(graph, x), strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_threads_and_batches_do_not_change_results() -> None:
