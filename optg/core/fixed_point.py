@@ -41,5 +41,5 @@ class FixedPoint:
 
 
 def wide(values: Tensor) -> torch.dtype:
-    """Return a type in which all values of a tensor can be scaled. In float16, large ones would overflow and small ones vanish."""
+    """Return a type that holds the scaled values. In float16, large ones would overflow and small ones vanish."""
     return torch.promote_types(values.dtype, torch.float32)
