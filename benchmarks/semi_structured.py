@@ -79,6 +79,7 @@ class Result:
     inputs: int
     outputs: int
     rows: int
+    dtype: str
     microseconds: dict[str, float]  # per call, of each variant
     dense: str  # the fastest dense variant
     sparse: str  # the fastest 2:4 variant
@@ -105,7 +106,7 @@ def measure(inputs: int, outputs: int, rows: int, options: argparse.Namespace) -
     medians = {name: statistics.median(found) for name, found in times.items()}
     dense, sparse = (min((n for n in medians if n.startswith(kind)), key=medians.__getitem__) for kind in ("dense", "2:4"))
     low, middle, high = statistics.quantiles([a / b for a, b in zip(times[dense], times[sparse])], n=4)
-    return Result(inputs, outputs, rows, medians, dense, sparse, middle, (low, high), error)
+    return Result(inputs, outputs, rows, options.dtype, medians, dense, sparse, middle, (low, high), error)
 
 
 def main() -> None:
@@ -116,21 +117,26 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--calls", type=int, default=20, help="in each turn")
-    parser.add_argument("--output", type=Path, help="JSON lines to write")
+    parser.add_argument("--output", type=Path, help="JSON lines to add to; shapes that it has are not measured again")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("2:4 tensors need an NVIDIA GPU, and torch sees none")
     warnings.simplefilter("ignore")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}; microseconds per call")
     print(f"{'inputs':>7} {'outputs':>7} {'rows':>6} {'dense':>9} {'2:4':>9} {'pays':>6}  quartiles  error    fastest variants")
+    lines = options.output.read_text().splitlines() if options.output and options.output.exists() else []
+    measured = [Result(**json.loads(line)) for line in lines]
+    known = {(r.inputs, r.outputs, r.rows): r for r in measured if r.dtype == options.dtype}
     results = []
-    with torch.no_grad():
-        for inputs, outputs, rows in product(options.features, options.features, options.rows):
-            if inputs == outputs or not options.square:
-                results.append(measure(inputs, outputs, rows, options))
-                print(results[-1], flush=True)
-    if options.output:
-        options.output.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
+    for shape in product(options.features, options.features, options.rows):
+        if options.square and shape[0] != shape[1]:
+            continue
+        with torch.no_grad():
+            results.append(known.get(shape) or measure(*shape, options))
+        print(results[-1], flush=True)
+        if options.output and shape not in known:
+            with options.output.open("a") as file:
+                file.write(json.dumps(asdict(results[-1])) + "\n")
     paying = sum(result.quartiles[0] > 1 for result in results)
     print(f"2:4 pays for {paying} of {len(results)} shapes (lower quartile above 1)")
 

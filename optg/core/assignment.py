@@ -70,6 +70,14 @@ def as_rules(given: StructureLike) -> list[tuple[Pattern, str]]:
     return [(as_patterns(pattern)[0], text) for pattern, text in given.items()]
 
 
+def implied_sparsity(given: StructureLike) -> float | None:
+    """Return the sparsity that follows from rules that are all N:M, by the first of them; None if a layer may need another."""
+    rules = as_rules(given)
+    kinds = [NM.parse(text) for _, text in rules]
+    covers_all = any(pattern in (..., "*") for pattern, _ in rules)
+    return 1 - kinds[0].n / kinds[0].m if covers_all and kinds[0] and all(kinds) else None
+
+
 def assign_structures(
     model: nn.Module, parameters: dict[str, nn.Parameter], given: StructureLike, example: Any = None
 ) -> Assignment:

@@ -26,15 +26,20 @@ class FixedPoint:
         if shards:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=shards.group)
         bits = 61 - max(terms - 1, 1).bit_length()  # of the integers
-        highest = min(int(math.log2(torch.finfo(value.dtype).max)) for value in values) - 1
+        highest = min(int(math.log2(torch.finfo(wide(value)).max)) for value in values) - 1
         self.factor = torch.ldexp(torch.ones_like(largest), (bits - torch.frexp(largest).exponent).clamp(max=highest))
         self.limit = 2.0 ** (bits + 1)
 
     def encode(self, values: Tensor) -> Tensor:
         """Return the values as int64; 0 for NaN."""
-        scaled = values * self.factor.to(values.device, values.dtype)
+        scaled = values.to(wide(values)) * self.factor.to(values.device, wide(values))
         return scaled.nan_to_num_(nan=0.0, posinf=self.limit, neginf=-self.limit).round_().to(torch.int64)
 
     def means(self, sums: Tensor, sizes: Tensor | int, nan: Tensor) -> Tensor:
         """Return the means, in float64, of units with these sums and sizes; NaN if `nan` is set."""
         return (sums.double() / sizes / self.factor.to(sums.device)).masked_fill_(nan, math.nan)
+
+
+def wide(values: Tensor) -> torch.dtype:
+    """Return a type that holds the scaled values. In float16, large ones would overflow and small ones vanish."""
+    return torch.promote_types(values.dtype, torch.float32)

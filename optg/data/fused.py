@@ -24,7 +24,7 @@ def crop_flip_normalise(
 
 @triton.jit
 def kernel(images, index, top, left, flip, mean, std, out, pad, channels, height, width, STEP: tl.constexpr):
-    image = tl.program_id(0)
+    image = tl.program_id(0).to(tl.int64)  # a batch may hold more than 2³¹ values
     place = tl.program_id(1) * STEP + tl.arange(0, STEP)  # offset in the output image, which is channels_last
     size = channels * height * width
     channel, column, row = place % channels, place // channels % width, place // channels // width

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from optg.core.assignment import implied_sparsity
 from optg.methods import METHODS
 from optg.report.figures import RunGroup
 from optg.report.markup import escape, missing_note, plural
@@ -54,10 +55,10 @@ def changed_defaults(run: RunRecord) -> list[str]:
     """Return the flags that the command needs today because defaults of the recipe or the method have changed."""
     typed = {word.partition("=")[0].replace("_", "-") for word in str(run.summary.get("command")).split()}
     settings, options = current_defaults(str(run.summary.get("recipe")), run.method)
-    flags: list[str] = []
+    implied, flags = implied_sparsity(str(run.settings.get("structure", "unstructured"))), list[str]()
     for prefix, then, now in (("", run.settings, settings), ("method.", run.options, options)):
         for key, value in then.items():
-            if key not in now or value == now[key]:
+            if key not in now or value == now[key] or (key == "sparsity" and value == implied):
                 continue
             given = (value,) if key == "model_options" else (value, True, False)
             if typed.isdisjoint(word for v in given for word in flag(prefix, key, v)[:1]):

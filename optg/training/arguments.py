@@ -124,7 +124,9 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     inherited = plan.recipe.model_options if given.recipe.model == plan.recipe.model else {}
     recipe = Recipe(**vars(given.recipe) | {"model_options": inherited | model_options})
     if not any(arg.partition("=")[0] == "--sparsity" for arg in args):
-        recipe.sparsity = implied_sparsity(recipe)
+        from optg.core.assignment import implied_sparsity
+
+        recipe.sparsity = implied_sparsity(recipe.structure) or recipe.sparsity
     plan.changes = changed(plan.recipe, recipe) | {f"method.{k}": v for k, v in values.items() if v != getattr(method, k)}
     plan.recipe = check(recipe, "command line")
     named, _ = tyro.cli(CodeFlags, args=args, prog="optg train", add_help=False, return_unknown_args=True)
@@ -133,14 +135,6 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     if given.options.trust:
         trust.allow_everything()
     return plan, given.options
-
-
-def implied_sparsity(recipe: Recipe) -> float:
-    """Return the sparsity of an N:M structure; the recipe's own for all others."""
-    from optg.core.structures import NM
-
-    found = NM.parse(recipe.structure)
-    return 1 - found.n / found.m if found else recipe.sparsity
 
 
 def take_model_options(args: list[str]) -> tuple[list[str], dict[str, Any]]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from optg import data as datasets
 from optg import models
+from optg.core.assignment import as_rules, implied_sparsity
 from optg.core.channels import coupled_channels
 from optg.core.preserve import preserve_model
 from optg.data import Data
@@ -65,7 +66,8 @@ def set_up(plan: Plan, parallel: Parallel, int8: Int8 | None = None) -> Setup:
     )
     with models.explain_shape_errors(recipe.model, data.shape, advice), preserve_model(model), torch.no_grad():
         model.eval()(image)
-    example = coupled_channels(model, image) if "channel" in recipe.structure else None  # before FSDP2 splits the model
+    wants_channels = any(structure == "channel" for _, structure in as_rules(recipe.structure))
+    example = coupled_channels(model, image) if wants_channels else None  # before FSDP2 splits the model
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = parallel.wrap(model)
@@ -74,10 +76,12 @@ def set_up(plan: Plan, parallel: Parallel, int8: Int8 | None = None) -> Setup:
     method = build_method(plan)
     if recipe.quantize:
         method = end_before(method, recipe.quantize_from)
+    sparsity = recipe.sparsity if method.needs_target else recipe.sparsity or None
+    if sparsity == implied_sparsity(recipe.structure):
+        sparsity = None  # the layers decide: one may be too small for the rule whose sparsity this is
     sparsifier = sparsify(
-        model, optimizer, method, sparsity=recipe.sparsity if method.needs_target else recipe.sparsity or None,
-        **length_of_training(recipe, data), floor=recipe.floor or 0.0, floor_by=recipe.floor_by,
-        structure=recipe.structure, example=example,
+        model, optimizer, method, sparsity=sparsity, **length_of_training(recipe, data), structure=recipe.structure,
+        example=example, floor=recipe.floor or 0.0, floor_by=recipe.floor_by,
         loss=lambda m, batch: criterion(m(batch[0]), batch[1]), batches=data.train(0),
     )  # fmt: skip
     forward: Any = torch.compile(model) if recipe.compile and parallel.device.type == "cuda" else model

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import optg
-from optg.core.assignment import as_rules, label_of
+from optg.core.assignment import as_rules, implied_sparsity, label_of
 from tests.toy import attach, batches, convnet, printed, step
 
 
@@ -60,6 +60,17 @@ def test_the_target_of_an_nm_structure_follows_from_it():
     assert nominal.weights.target == 0.75
     with pytest.raises(ValueError, match=r"sparsity is 0\.9, but structure '1:4' makes it 0\.75; leave out `sparsity`"):
         attach(convnet(), structure="1:4", sparsity=0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "sparsity"),
+    [
+        ("1:4", 0.75), ("*=2:4", 0.5), ("0*=1:4, *=2:4", 0.75), ("*=2:4, 0*=1x4", None), ("0*=2:4", None),
+        ("unstructured", None), ("1x4", None), ("fc*=unstructured, *=2:4", None),
+    ],
+)  # fmt: skip
+def test_rules_that_are_all_nm_imply_a_sparsity(text, sparsity):
+    assert implied_sparsity(text) == sparsity
 
 
 def test_short_groups_count_in_the_target():

@@ -214,6 +214,15 @@ def test_scores_of_blocks_do_not_depend_on_the_order_of_their_weights():
     assert all(torch.equal(scores, torch.full((9, 1), 0.5, dtype=torch.float64)) for scores in found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_of_blocks_of_half_precision_are_exact(dtype):
+    """float16 holds 6e-8 to 65504: scaled by one power of two, the smallest must not vanish nor the largest overflow."""
+    weights = weights_of(["input first"], "4x1")
+    values = torch.tensor([60000.0, 30000.0, 8.0, 4.0, 1e-5, 2e-5, 3e-5, 6e-8, 0.0], dtype=dtype)
+    (units,) = weights.mask_set.pools[0].unit_scores([values[:, None].repeat(1, 4)])
+    assert torch.equal(units[:, 0], values.double())
+
+
 @pytest.mark.parametrize("text", ["2:4", "1x4"])
 def test_nan_in_the_scores_is_refused_by_name(text):
     weights = weights_of(["linear", "convolution"], text)

@@ -43,13 +43,14 @@ def sgd_oracle(w, g, state, lr, alpha):
     return moved * torch.exp(-lr * (alpha * w.sign() * g).clamp(-2, 2))
 
 
-def adamw_oracle(w, g, state, lr, alpha, factor):
-    """AdamW's step times `factor`, without its weight decay; then HAM by that step."""
+def adam_oracle(w, g, state, lr, alpha, factor, decoupled):
+    """Adam's step times `factor`, without decoupled weight decay; then HAM by that step."""
+    g, rest = (g, (1 - lr * DECAY) * w) if decoupled else (g + DECAY * w, w)
     t = state["t"] = state.get("t", 0) + 1
     state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * g
     state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * g**2
     move = -lr * factor * (state["m"] / (1 - 0.9**t)) / ((state["v"] / (1 - 0.999**t)).sqrt() + 1e-8)
-    return ((1 - lr * DECAY) * w + move) * torch.exp((alpha / 10 * w.sign() * move).clamp(-0.2, 0.2))
+    return (rest + move) * torch.exp((alpha / 10 * w.sign() * move).clamp(-0.2, 0.2))
 
 
 def groups_of(model):
@@ -70,13 +71,14 @@ METHODS = {
 
 @pytest.mark.parametrize("ham, sparse_opt", [(0.0, False), (30.0, False), (0.0, True), (30.0, True)])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, "adam"])
 def test_training_equals_plain_autograd(kind, method, ham, sparse_opt):
     make, sparsity, share = METHODS[method]
     torch.manual_seed(0)
     reference = convnet(norm=False).double()
     model = copy.deepcopy(reference)
-    optimizer = OPTIMIZERS[kind](groups_of(model))
+    coupled = torch.optim.Adam(groups_of(model), lr=0.1, weight_decay=DECAY)
+    optimizer = coupled if kind == "adam" else OPTIMIZERS[kind](groups_of(model))
     sparsifier = optg.sparsify(
         model, optimizer, make(ham=ham, sparse_opt=sparse_opt), sparsity=sparsity, epochs=EPOCHS, steps_per_epoch=STEPS
     )
@@ -97,9 +99,9 @@ def test_training_equals_plain_autograd(kind, method, ham, sparse_opt):
                 elif share == 0:  # removed weights get no gradient; what is left of their momentum moves them in full
                     factor = torch.where(dormant == 0, 1.0, dormant * neurons)
                     alpha = alpha * dormant
-                    w.copy_(adamw_oracle(w, g * dormant, states[n], lr, alpha, factor))
+                    w.copy_(adam_oracle(w, g * dormant, states[n], lr, alpha, factor, kind == "adamw"))
                 else:
-                    w.copy_(adamw_oracle(w, g, states[n], lr, alpha, dormant * neurons))
+                    w.copy_(adam_oracle(w, g, states[n], lr, alpha, dormant * neurons, kind == "adamw"))
         step(model, optimizer, (x, y))
         now = dict(zip(masks, sparsifier.weights.latent or sparsifier.weights.values))
         for n, p in model.named_parameters():

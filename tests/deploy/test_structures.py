@@ -21,6 +21,14 @@ def test_a_structure_reaches_every_file(cli, tmp_path):
             assert ((weight.unflatten(1, (-1, 4)) != 0).sum(2) <= 2).all(), name
 
 
+@pytest.mark.parametrize(("text", "expected"), [("*=2:4", 0.5), ("0*=1:4, *=2:4", 0.5), ("4*=1:4, *=2:4", 0.55)])
+def test_patterns_that_are_all_nm_need_no_sparsity(cli, tmp_path, text, expected):
+    """The first layer has one input and stays dense, so its rule does not count."""
+    run = tmp_path / "run"
+    assert cli("train", "--structure", text, "--epochs", "2", "--method", "gmp", "--output", run)[0] == 0
+    assert json.loads((run / "summary.json").read_text())["sparsity"] == pytest.approx(expected, abs=0.01)
+
+
 def test_channels_are_counted_after_shrinking(cli, tmp_path):
     run = tmp_path / "run"
     command = ("train", "--structure", "channel", "--sparsity", "0.5", "--epochs", "2", "--method", "gmp", "--output", run)

@@ -103,6 +103,17 @@ def test_flags_are_given_for_defaults_that_have_changed(tmp_path):
     assert "To repeat it today, add --nesterov --method.until 0.5." in render(tmp_path / "out", tmp_path / "a.json")
 
 
+def test_a_sparsity_that_follows_from_the_structure_is_no_changed_default(tmp_path):
+    from optg.training.recipe import load
+
+    plan = load("vgg19-cifar10")
+    typed = "optg train --recipe vgg19-cifar10 --method gmp --structure 2:4"
+    known = make_summary("gmp", command=typed) | {"recipe": "vgg19-cifar10", "options": {}}
+    known["settings"] = asdict(plan.recipe) | {"structure": "2:4", "sparsity": 0.5}
+    (tmp_path / "a.json").write_text(json.dumps(known))
+    assert "Defaults have changed" not in render(tmp_path / "out", tmp_path / "a.json")
+
+
 def test_missing_values_are_explained(tmp_path):
     page = render(tmp_path / "out", write_run(tmp_path / "old", finished=False, old=True))
     for said in (

@@ -34,6 +34,12 @@ def test_dense_training_has_no_sparsity_by_default():
     assert parse_train_args(["--method", "dense", "--sparsity", "0.5"])[0].recipe.sparsity == 0.5  # `sparsify` refuses it
 
 
+@pytest.mark.parametrize(("structure", "expected"), [("2:4", 0.5), ("0*=1:4, *=2:4", 0.75), ("1x4", 0.95), ("0*=2:4", 0.95)])
+def test_a_structure_of_nm_sets_the_sparsity_that_is_not_given(structure, expected):
+    assert parse_train_args(["--recipe", "digits", "--structure", structure])[0].recipe.sparsity == expected
+    assert parse_train_args(["--structure", structure, "--sparsity", "0.9"])[0].recipe.sparsity == 0.9
+
+
 def test_options_that_do_not_change_the_weights_are_returned_separately():
     _, options = parse_train_args(["--fresh", "--parallel", "ddp", "--keep", "5", "--output", "there"])
     assert options.fresh and options.parallel == "ddp" and options.keep == 5 and str(options.output) == "there"

@@ -5,8 +5,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 import optg
-from optg.deploy.bench.engines import select_engines
+from optg.deploy.bench.engines import Engine, select_engines
 from optg.deploy.bench.measure import MeasureRequest, measure_in_own_process
 from optg.deploy.bench.plot import check_plot_suffix, plot_benchmark
 from optg.deploy.bench.results import Benchmark, speedup_lines, write_json
@@ -48,7 +50,7 @@ def measure_all(
     subject: Subject, engines: list[str], batches: list[int], threads: list[int], seconds: float, console: "Console"
 ) -> Benchmark:
     """Check the arguments, then measure each number of threads in its own process."""
-    select_engines(engines)
+    chosen = select_engines(engines)
     for name, numbers in (("--batches", batches), ("--threads", threads)):
         if not numbers or min(numbers) < 1:
             raise ValueError(f"{name} is {' '.join(map(str, numbers)) or 'empty'}; expected numbers of at least 1")
@@ -56,7 +58,7 @@ def measure_all(
         raise ValueError(f"--seconds is {seconds:g}; expected above 0")
     packages = {package: version(package) for package in ("torch", "onnxruntime", "openvino") if find_spec(package)}
     versions = {"optg": optg.__version__, **packages}
-    benchmark = Benchmark(describe_subject(open_subject(subject)), describe_hardware(), versions)
+    benchmark = Benchmark(describe_subject(open_subject(subject)), describe_hardware(chosen), versions)
     for count in threads:
         with console.status(f"measuring with {count} thread{'s' if count > 1 else ''} …"):
             timings, notes = measure_in_own_process(MeasureRequest(subject, engines, batches, count, seconds))
@@ -65,6 +67,7 @@ def measure_all(
     return benchmark
 
 
-def describe_hardware() -> str:
-    """Return the processor's name and its number of cores."""
-    return f"{cpu_name()}, {cores()} core{'s' if cores() > 1 else ''}"
+def describe_hardware(engines: list[Engine]) -> str:
+    """Return the processor's name and its number of cores, and the GPU if one of these engines uses it."""
+    gpu = f", {torch.cuda.get_device_name()}" if any(engine.needs_gpu for engine in engines) else ""
+    return f"{cpu_name()}, {cores()} core{'s' if cores() > 1 else ''}{gpu}"

@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from optg.deploy.bench.command import describe_hardware
+from optg.deploy.bench.engines import ENGINES
 from tests.deploy.conftest import Cli
 
 
@@ -24,6 +27,13 @@ def test_command_measures_and_writes_json_and_plot(cli: Cli, tmp_path: Path) -> 
     assert found["subject"]["parameters"] == 98_026 and found["subject"]["nonzero"] == 98_026 - 92_690
     assert found["subject"]["packed_bytes"] < 0.1 * found["subject"]["dense_bytes"]
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_gpu_is_named_if_an_engine_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    engines = {engine.name: engine for engine in ENGINES}
+    assert "GPU" not in describe_hardware([engines["torch"]])
+    assert describe_hardware([engines["torch"], engines["gpu bf16 shrunk"]]).endswith(", A GPU")
 
 
 def test_wrong_arguments_give_a_one_line_error(cli: Cli, tmp_path: Path) -> None:
