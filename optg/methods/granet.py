@@ -20,15 +20,17 @@ class GraNet(RigL):
     needs_all_gradients: ClassVar[bool] = True
 
     schedule: str = "cubic"
-    initial: float = 0.5
+    initial: float = 0.5  # the sparsity at which the schedule begins
     end: float = 0.5
-    every: int | None = 1000
+    every: int | str = 1000
     budget: str = "global"
     fraction: float = 0.5
     until: float = 1.0  # where exchanges end, as a share of training; the sparsity reaches the target at `end`
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.initial < 1:
+            raise ValueError(f"initial is {self.initial}; expected a sparsity of at least 0 and below 1")
         if not self.end <= self.until <= 1:
             raise ValueError(f"until is {self.until}; expected at least `end`, {self.end}, and at most 1")
 

@@ -32,6 +32,7 @@ class OptG(Gradual):
 
     schedule: str = "sigmoid"
     end: float = 1.0
+    alpha: float | None = None  # steepness of the sigmoid; None: 0.5, or 40 / epochs in runs shorter than 80 epochs
     # learning rate of the scores: sparsity (Eq. 16), weight (that of the weights), or a number
     score_lr: Literal["sparsity", "weight"] | float = "sparsity"
     momentum: float = 0.9  # of the scores
@@ -39,6 +40,8 @@ class OptG(Gradual):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.alpha is not None and not self.alpha > 0:
+            raise ValueError(f"alpha is {self.alpha}; expected more than 0, or None")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; expected at least 0 and below 1")
         if isinstance(self.score_lr, str):
@@ -54,7 +57,7 @@ class OptG(Gradual):
 
     @property
     def least_epochs(self) -> int:
-        return 2 if self.every is None else 1  # the first cut is at the start of the second
+        return 2 if self.every_epochs else 1  # the first cut is at the start of the second
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if clock.epochs < self.least_epochs and weights.target:

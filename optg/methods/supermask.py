@@ -28,7 +28,7 @@ class Supermask(Gradual):
     keeps_cutting: ClassVar[bool] = True
 
     schedule: str = "constant"
-    every: int | None = 1
+    every: int | str = 1
     budget: str = "uniform"
     first: str = "random"  # first scores: random, or magnitude (1 for the largest weights within the budget, 0.99 for the rest)
     signed_constant: bool = False  # replace each weight by its sign times the layer's standard deviation before training

@@ -49,7 +49,22 @@ def test_a_folder_name_lists_the_changes_and_fits_a_file_system():
 def test_settings_missing_from_an_older_summary_count_as_defaults():
     run = load_experiment("dormant-decay").runs[0]
     older = fake_summary(run)
-    del older["settings"]["hold"], older["options"]["every_epochs"]
+    del older["settings"]["hold"], older["options"]["momentum"]
     assert run_key(older) == run.key
     other = fake_summary(run, options={**run.options, "alpha": 0.7})
     assert run_key(other) != run.key
+
+
+def test_summaries_with_options_of_earlier_versions_are_recognized():
+    run = load_experiment("cifar", Selection(only=("gmp",))).runs[0]
+    options = {**run.options, "alpha": None, "initial": 0.0, "every_epochs": 1}
+    assert run_key(fake_summary(run, options=options)) == run.key
+    assert run_key(fake_summary(run, options=options | {"initial": 0.3})) != run.key
+
+
+def test_epochs_between_two_cuts_are_recognized_in_steps():
+    run = load_experiment("paradox-cycles", Selection(on=("cifar10",), only=("5 cycles",), columns=("100",))).runs[0]
+    recorded = fake_summary(run, options={**run.options, "every": 20 * (50_000 // run.plan.recipe.batch_size)})
+    assert run.options["every"] == "20 epochs" and run_key(recorded) == run.key
+    recorded["settings"]["validate"] = True  # an epoch then has fewer steps
+    assert run_key(recorded) != run.key
