@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import tyro
 
 from optg import trust
-from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, RecipeError, build_method, check, load, parse_value
+from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, RecipeError, check, load, method_options, parse_value
 
 DESCRIPTION = """Train a model from a recipe and make it sparse.
 
@@ -92,7 +92,7 @@ class RecipeFlags(Recipe):
 
 def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     """Return what to train and how, as the arguments of `optg train` ask. Exit with a message if they are invalid."""
-    from optg.methods import defaults
+    from optg.methods import METHODS, defaults
 
     for old, new in REMOVED_FLAGS.items():
         if old in args:
@@ -101,10 +101,11 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     first, _ = tyro.cli(RecipeAndMethod, args=args, prog="optg train", add_help=False, return_unknown_args=True)
     plan = load(first.recipe)
     plan.method = first.method or plan.method
-    method = build_method(plan, first.recipe)  # only its fields are used: they become the --method flags
+    options = method_options(plan, first.recipe)  # they become the --method flags
+    method = METHODS[plan.method]
     if method.when == "never" or not method.needs_target:
         plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
-    documented = with_help(type(method))
+    documented = with_help(method)
     everything = make_dataclass(
         "Train",
         [
@@ -115,8 +116,7 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
         ],
     )
     flags = RecipeFlags(**vars(plan.recipe) | {"model_options": {}})
-    options = documented(**{f.name: getattr(method, f.name) for f in fields(method)})
-    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), flags, options)
+    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), flags, documented(**options))
     given: Any = tyro.cli(everything, args=args, default=default, prog="optg train", description=DESCRIPTION)
     usual = defaults(plan.method)
     values = {f.name: getattr(given.method, f.name) for f in fields(given.method)}
@@ -125,7 +125,7 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     recipe = Recipe(**vars(given.recipe) | {"model_options": inherited | model_options})
     if not any(arg.partition("=")[0] == "--sparsity" for arg in args):
         recipe.sparsity = implied_sparsity(recipe)
-    plan.changes = changed(plan.recipe, recipe) | {f"method.{k}": v for k, v in values.items() if v != getattr(method, k)}
+    plan.changes = changed(plan.recipe, recipe) | {f"method.{k}": v for k, v in values.items() if v != options[k]}
     plan.recipe = check(recipe, "command line")
     named, _ = tyro.cli(CodeFlags, args=args, prog="optg train", add_help=False, return_unknown_args=True)
     trust.allow(named.model)

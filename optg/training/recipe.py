@@ -183,7 +183,15 @@ def converted(what: str, value: Any, kind: Any) -> Any:
 
 def build_method(plan: Plan, where: str = "recipe") -> "Method":
     """Return the plan's method, with the plan's options for it."""
-    from optg.methods import METHODS, current_options
+    from optg.methods import METHODS
+
+    options = method_options(plan, where)
+    return METHODS[plan.method](**options)
+
+
+def method_options(plan: Plan, where: str = "recipe") -> dict[str, Any]:
+    """Return every option of the plan's method: the plan's value if it has one, else the default."""
+    from optg.methods import METHODS, current_options, defaults
 
     if plan.method not in METHODS:
         raise RecipeError(f"unknown method {plan.method!r}; {nearest(plan.method, METHODS)}")
@@ -195,7 +203,7 @@ def build_method(plan: Plan, where: str = "recipe") -> "Method":
             raise RecipeError(f"{where}: {plan.method} has no option {key!r}; {nearest(key, known)}")
     seed = {"seed": plan.recipe.seed} if "seed" in known else {}
     given = {key: converted(f"{where}: {plan.method}.{key}", value, hints[key]) for key, value in options.items()}
-    return kind(**seed | given)
+    return defaults(plan.method) | seed | given
 
 
 def check(recipe: Recipe, where: str) -> Recipe:
