@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from optg.training.progress import TrainingProgress
 
 
-def run_training(plan: Plan, options: "TrainOptions", int8: Int8) -> None:
+def run_training(plan: Plan, options: "TrainOptions", int8: Int8 | None = None) -> None:
     """Train, or continue training; leave recipe, metrics, summary and model in the run folder.
 
     Args:
@@ -77,7 +77,7 @@ def train_in(
     progress: "TrainingProgress",
     policy: CheckpointPolicy,
     fresh: bool,
-    int8: Int8,
+    int8: Int8 | None,
 ) -> dict[str, Any] | None:
     """Train in a run folder. The first process writes its files and returns the summary.
 
