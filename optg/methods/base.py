@@ -58,7 +58,8 @@ class Method:
     added: ClassVar[dict[str, float]] = {"ham": 0.0, "sparse_opt": False}  # options that states of earlier versions lack
 
     ham: float = field(default=0.0, kw_only=True)  # α of HAM, a multiplicative step after each additive one (50 to 200); 0: off
-    sparse_opt: bool = field(default=False, kw_only=True)  # SparseOpt: scale updates of each output neuron by √ its density
+    # SparseOpt: scale the updates of each output neuron by the square root of its relative density
+    sparse_opt: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.ham < math.inf:
@@ -212,7 +213,7 @@ class Gradual(Method):
     start: float = 0.0  # where the schedule begins, as a share of training
     end: float = 0.75  # where it reaches the target, as a share of training
     every: int | str = "epoch"  # time between two cuts: a number of steps, "epoch", or a number of epochs such as "5 epochs"
-    budget: str = "global"  # weights each layer keeps: global (by score), uniform, erk, magnitude (GS: by global magnitude)
+    budget: str = "global"  # how many weights each layer keeps: global (by score), uniform, erk, magnitude (by magnitude)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,9 +33,9 @@ class OptG(Gradual):
     schedule: str = "sigmoid"
     end: float = 1.0
     alpha: float | None = None  # steepness of the sigmoid; None: 0.5, or 40 / epochs in runs shorter than 80 epochs
-    # learning rate of the scores: sparsity (Eq. 16), weight (that of the weights), or a number
+    # learning rate of the scores: sparsity (Eq. 16), weight (as for the weights), or a number
     score_lr: Literal["sparsity", "weight"] | float = "sparsity"
-    momentum: float = 0.9  # of the scores
+    momentum: float = 0.9  # momentum of the scores
     dormant_decay: bool = True  # momentum and weight decay keep moving dormant weights
 
     def __post_init__(self) -> None:

@@ -50,11 +50,11 @@ class TrainOptions:
     """How to carry out a run. These options do not change the trained weights."""
 
     output: Path | None = None  # run folder; by default runs/ and a name made from the settings
-    # begin anew in a folder that holds a training, and move its files to previous-N; by default it is continued
+    # start over: move the files of an earlier training in the folder to previous-N; by default the run continues
     fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    parallel: Literal["none", "ddp", "fsdp"] = "none"  # how to train on the processes that torchrun started
+    parallel: Literal["none", "ddp", "fsdp"] = "none"  # how to use several processes, which torchrun starts
     device: str = "auto"  # cuda, cuda:N or cpu; auto: a GPU if there is one
-    minutes: float = 10.0  # minutes between checkpoints; an epoch's end also saves one if a tenth of that has passed
+    minutes: float = 10.0  # minutes between checkpoints; the end of an epoch also saves one, if a tenth of this time has passed
     keep: int = 2  # number of checkpoints to keep
     log: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()  # also send the metrics to these (pip install 'optg[NAME]')
     tensorboard: bool = False  # the same as --log tensorboard
