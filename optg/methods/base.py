@@ -42,14 +42,14 @@ class Method:
     """The parts of a training step that differ between methods. The defaults train with a fixed mask."""
 
     paper: ClassVar[str]
-    when: ClassVar[str] = "during"  # it prunes before, during or after training, or never
+    when: ClassVar[str] = "during"  # when it prunes: before, during or after training, or never
     keeps_pruned: ClassVar[bool] = False  # dormant weights keep their value and come back with it; otherwise they are 0
     revives: ClassVar[bool] = True  # removed weights can come back
     grows_by_gradient: ClassVar[bool] = False  # the mask changes before the optimizer's step, by the dense gradient
     needs_target: ClassVar[bool] = True  # `sparsify` must be told the sparsity and the length of training
     learns_sparsity: ClassVar[bool] = False  # the sparsity follows from training, whatever the target
     needs_minimization: ClassVar[bool] = False  # it learns from the gradient's sign, so the loss must be minimized
-    needs_all_gradients: ClassVar[bool] = False  # of all weights at once: it works with a single optimizer only
+    needs_all_gradients: ClassVar[bool] = False  # it reads all gradients at once, so it works with one optimizer only
     regrows_at_zero: ClassVar[bool] = False  # removed weights come back, and start at 0
     single_weights: ClassVar[str] = ""  # why it can only remove single weights; empty if it can remove them in groups
     rate_schedule: ClassVar[str | None] = None  # the schedule of the learning rate that it is meant for, if one

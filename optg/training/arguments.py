@@ -91,7 +91,7 @@ class RecipeFlags(Recipe):
 
 
 def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
-    """Return what to train and how, as the arguments of `optg train` ask. Exit with a message if they are invalid."""
+    """Return what to train and how, from the arguments of `optg train`. Exit with a message if they are invalid."""
     from optg.methods import METHODS, defaults
 
     for old, new in REMOVED_FLAGS.items():
@@ -174,7 +174,7 @@ def changed(before: Recipe, after: Recipe) -> dict[str, Any]:
 
 
 def with_help(method: type[Any]) -> type[Any]:
-    """Return a subclass whose every option has help: its comment, or that of the option it overrides in a base class."""
+    """Return a subclass in which every option has help: its comment, or else the comment in the base class that declares it."""
     options = []
     for option in fields(method):
         comments = (comment_of(base, option.name) for base in method.__mro__ if option.name in vars(base))
