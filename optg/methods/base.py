@@ -221,6 +221,10 @@ class Gradual(Method):
         refuse_unknown("budget", self.budget, LAYER_BUDGETS)
         if not 0 <= self.start <= self.end <= 1:
             raise ValueError(f"start is {self.start} and end is {self.end}; expected 0 ≤ start ≤ end ≤ 1")
+        if not 0 <= self.initial < 1:
+            raise ValueError(f"initial is {self.initial}; expected a sparsity of at least 0 and below 1")
+        if self.alpha is not None and not self.alpha > 0:
+            raise ValueError(f"alpha is {self.alpha}; expected more than 0, or None")
         self.every_epochs = epochs_between_cuts(self.every)  # None if `every` is a number of steps
 
     @classmethod

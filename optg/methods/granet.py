@@ -29,8 +29,6 @@ class GraNet(RigL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.initial < 1:
-            raise ValueError(f"initial is {self.initial}; expected a sparsity of at least 0 and below 1")
         if not self.end <= self.until <= 1:
             raise ValueError(f"until is {self.until}; expected at least `end`, {self.end}, and at most 1")
 

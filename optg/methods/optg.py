@@ -40,8 +40,6 @@ class OptG(Gradual):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha is not None and not self.alpha > 0:
-            raise ValueError(f"alpha is {self.alpha}; expected more than 0, or None")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; expected at least 0 and below 1")
         if isinstance(self.score_lr, str):
