@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from optg.experiments.declaration import Selection, experiment_datasets, experiment_names, load_experiment
 from optg.experiments.planned_run import PlannedRun, run_key
 from optg.training.arguments import parse_train_args
@@ -62,9 +64,11 @@ def test_summaries_with_options_of_earlier_versions_are_recognized():
     assert run_key(fake_summary(run, options=options | {"initial": 0.3})) != run.key
 
 
-def test_epochs_between_two_cuts_are_recognized_in_steps():
-    run = load_experiment("paradox-cycles", Selection(on=("cifar10",), only=("5 cycles",), columns=("100",))).runs[0]
+@pytest.mark.parametrize("validate", [False, True])  # True: an epoch has fewer steps
+def test_epochs_between_two_cuts_are_recognized_in_steps(validate):
+    changes = {"settings": {"validate": validate}} if validate else {}
+    selection = Selection(on=("cifar10",), only=("5 cycles",), columns=("100",), **changes)
+    run = load_experiment("paradox-cycles", selection).runs[0]
     recorded = fake_summary(run, options={**run.options, "every": 20 * (50_000 // run.plan.recipe.batch_size)})
-    assert run.options["every"] == "20 epochs" and run_key(recorded) == run.key
-    recorded["settings"]["validate"] = True  # an epoch then has fewer steps
-    assert run_key(recorded) != run.key
+    assert run.options["every"] == "20 epochs" and run.plan.recipe.validate == validate
+    assert (run_key(recorded) == run.key) != validate
