@@ -29,7 +29,7 @@ from optg.naming import nearest
 # gets fewer cycles, and STR's threshold starts closer to its final value. GSM removes weights by weight decay alone, so it
 # gets a larger one (DECAY).
 SHORT = {
-    **{name: {"every": None} for name in ("gmp", "taylor", "set", "rigl", "granet")},
+    **{name: {"every": "epoch"} for name in ("gmp", "taylor", "set", "rigl", "granet")},
     "imp": {"fraction": 0.5},
     "str": {"initial": -5.0, "decay": 0.02},
 }

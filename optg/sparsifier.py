@@ -257,8 +257,7 @@ class Sparsifier:
         if state.get("frozen") and not self.frozen:
             self._fix_masks()
         if "options" in state:
-            options = {self.method.renamed.get(key, key): value for key, value in state["options"].items()}
-            state = {**state, "options": self.method.added | options}
+            state = {**state, "options": self.method.added | self.method.current_options(state["options"])}
         self._parts.load(state, self._step.first_mask)
         self._step.first_mask = self._step.zeros = None
         self.method.set_time(self.clock)

@@ -30,7 +30,7 @@ class BenchOptions:
 
 
 def main(args: list[str]) -> None:
-    """Compare the speed of a model on this CPU: optg, torch, torch.compile, onnxruntime and OpenVINO; and on a GPU if any."""
+    """Compare the speed of a model in optg and in other engines: on this CPU, and on a GPU if there is one."""
     options = parse_with_model_options(BenchOptions, args, "optg bench", main.__doc__)
     if options.trust:
         trust.allow_everything()

@@ -10,10 +10,14 @@ def main(args: list[str]) -> None:
     """Train a model from a recipe and make it sparse."""
     plan, options = parse_train_args(args)
 
-    from optg.deploy import qat
     from optg.training.run import run_training
 
-    run_training(plan, options, qat)
+    if plan.recipe.quantize:
+        from optg.deploy import qat
+
+        run_training(plan, options, qat)
+    else:
+        run_training(plan, options)
     if options.parallel != "none":  # everything is written; threads of torch.distributed sometimes abort a normal exit
         sys.stdout.flush()
         sys.stderr.flush()

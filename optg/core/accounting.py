@@ -31,7 +31,7 @@ QKV = ("query", "key", "value")
 class Layer:
     """One weight of the model and its cost for one example."""
 
-    name: str  # of the weight; the stacked input projection of an attention layer appears as three: query, key, value
+    name: str  # the weight's name; the stacked input projection of an attention layer appears as three: query, key, value
     shape: tuple[int, ...]
     # at which it is applied: output pixels of a convolution, tokens of a linear layer, over all calls; of experts the average
     positions: int
@@ -199,7 +199,7 @@ def routed_rows(experts: int) -> Callable[[Call], Tensor]:
         indices = next((t for t in leaves if t.dtype in (torch.int32, torch.int64)), None)
         if indices is None:  # the input is sorted by expert
             return torch.full((experts,), input_rows(call) / experts)
-        return indices.flatten().bincount(minlength=experts)[:experts].cpu()  # an index beyond the experts stands for none
+        return indices.flatten().bincount(minlength=experts)[:experts].cpu()  # an index beyond the last expert means: no expert
 
     return count_rows
 

@@ -31,8 +31,8 @@ def masks_from(model: nn.Module) -> dict[str, Tensor]:
     weights = find_prunable(model, None, ())
     if others := [name for name in unmasked if name not in weights]:
         warnings.warn(
-            f"{', '.join(others[:3])}{' …' if len(others) > 3 else ''} had a mask, but optg prunes weights only, and trained "
-            "ones: further training may change these zeros",
+            f"{', '.join(others[:3])}{' …' if len(others) > 3 else ''} had a mask, but optg prunes weights only, not biases, "
+            "norms or frozen parameters: further training may change these zeros",
             stacklevel=2,
         )
     masks = {name: weight.detach() != 0 for name, weight in weights.items()}

@@ -28,7 +28,7 @@ class Slice:
     dim: int
     index: Tensor
     ranked: bool  # its scores count; otherwise it is a bias or norm that is removed with the weights
-    copies: dict[torch.device, Tensor] = field(default_factory=dict)  # of the index
+    copies: dict[torch.device, Tensor] = field(default_factory=dict)  # the index on each device
 
     def on(self, device: torch.device) -> Tensor:
         """Return the index on a device. It is copied once: a CUDA graph may not capture copies from the host."""

@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass, field, replace
 
-VIRTUAL_EPOCHS = 100  # of a run whose length is given in steps alone
+VIRTUAL_EPOCHS = 100  # epochs of a run whose length is given in steps alone
 ENDLESS = 2**62  # steps of a run whose length nobody announced
 
 

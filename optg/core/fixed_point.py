@@ -25,7 +25,7 @@ class FixedPoint:
         largest = torch.stack([nothing, *(value.amax().double().to(device) for value in finite)]).amax()
         if shards:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=shards.group)
-        bits = 61 - max(terms - 1, 1).bit_length()  # of the integers
+        bits = 61 - max(terms - 1, 1).bit_length()  # size of the integers
         highest = min(int(math.log2(torch.finfo(wide(value)).max)) for value in values) - 1
         self.factor = torch.ldexp(torch.ones_like(largest), (bits - torch.frexp(largest).exponent).clamp(max=highest))
         self.limit = 2.0 ** (bits + 1)

@@ -14,7 +14,7 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NORMS = (nn.LayerNorm, nn.RMSNorm)  # other norms have one dimension
 FUSED = {"qkv", "Wqkv", "c_attn", "in_proj"}  # attributes that hold query, key and value as one layer
-STANDARDIZED = {  # convolutions that standardize their weight at every call: timm's, and that of BiT in transformers
+STANDARDIZED = {  # convolutions that standardize their weight at every call: timm's, and BiT's in transformers
     "StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame", "WeightStandardizedConv2d",
 }  # fmt: skip
 

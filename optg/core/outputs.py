@@ -26,7 +26,7 @@ class OutputFactors:
                 )
         sizes = [[v.shape[d] if d in dims else 1 for d in range(v.ndim)] for v, dims in zip(weights.values, self.dims)]
         self.tensors = [torch.ones(s, dtype=weights.state_dtype, device=d) for s, d in zip(sizes, weights.devices)]
-        self.counts: Tensor | None = None  # of the masks that the factors belong to
+        self.counts: Tensor | None = None  # counts of the masks that the factors were made for
 
     def renew(self) -> None:
         """Compute the factors again if the masks have changed. Does not wait for the device."""

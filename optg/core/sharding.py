@@ -69,7 +69,7 @@ class Shards:
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Return whether FSDP2 manages this tensor.
 
-    Importing DTensor takes half a second; until somebody else has imported it, no tensor can be one.
+    Importing DTensor takes half a second; until other code has imported it, no tensor can be one.
     """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

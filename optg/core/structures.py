@@ -100,7 +100,7 @@ class Unstructured:
 class NM(Unstructured):
     """N of every M neighbours along the input dimension are kept. A last group of r < M keeps min(N, r).
 
-    While the sparsity rises, the N largest scores of every group are protected and the others are ranked as ever.
+    While the sparsity rises, the N largest scores of every group are protected, and the others are ranked as usual.
     """
 
     allows_erk = False

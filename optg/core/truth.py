@@ -37,14 +37,14 @@ def verify(weights: SparseWeights) -> Verification:
 
 
 def remove_again(weights: SparseWeights, stacklevel: int) -> bool:
-    """Zero removed weights that somebody has written to, with a warning. Return whether there were any."""
+    """Zero removed weights that other code has written to, with a warning. Return whether there were any."""
     found = verify(weights)
     if found.ok:
         return False
     weights.passes.mask(weights.values, weights.masks)
     warnings.warn(
         f"{found}: something has written to the model since the last step (EMA, SWA, loading the best checkpoint, an optimizer "
-        "with two sets of weights). They are removed again, and scores measured before no longer hold",
+        "with two sets of weights). They are removed again, so measure the model's accuracy again",
         stacklevel=stacklevel,
     )
     return True

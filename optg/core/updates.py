@@ -22,7 +22,7 @@ from torch import Tensor
 from optg.core.outputs import OutputFactors
 from optg.core.weights import SparseWeights
 
-MOVEMENT = 10.0  # of a weight by one gradient, in learning rates: 1 / (1 − 0.9), for the momentum that α is stated for
+MOVEMENT = 10.0  # how far one gradient moves a weight, in learning rates, with momentum 0.9: 1 / (1 − 0.9)
 
 
 class Updates:
@@ -37,7 +37,7 @@ class Updates:
 
     @classmethod
     def make(cls, weights: SparseWeights, ham: float, sparse_opt: bool, share: float) -> "Updates | None":
-        """Return None if every step can stay as the optimizer takes it. `share` is that of dormant weights."""
+        """Return None if every step can stay as the optimizer takes it. `share` scales the gradient of dormant weights."""
         if ham or sparse_opt or any(weights.gradient_share(layer, share) != share for layer in range(len(weights.names))):
             return cls(weights, ham, sparse_opt)
         return None

@@ -46,8 +46,8 @@ class SparseWeights(ParameterLists):
         self.ranked = [layer for layer, name in enumerate(self.names) if name not in self.assignment.followers]
         self.size = sum(self.shapes[layer].numel() for layer in self.ranked)
         self.unstructured = all(type(pool.structure) is Unstructured for pool in pools)
-        self._ratios: list[Tensor] = []  # of structured layers, while effective weights are computed
-        self.latent: list[Tensor] | None = None  # of dormant weights; of all weights if `effective` is set
+        self._ratios: list[Tensor] = []  # see `threshold_ratio`; filled while effective weights are computed
+        self.latent: list[Tensor] | None = None  # latent values of dormant weights; of all weights if `effective` is set
         self.effective: Callable[[int, Tensor], Tensor] | None = None  # (layer, latent) -> effective, before the mask
         self.soft_threshold: Callable[[], SoftThreshold | None] = lambda: None  # the same function, if it is a soft threshold
 

@@ -43,13 +43,13 @@ class Form:
 class Cifar:
     title: str
     classes: int
-    mean: tuple[float, ...]  # of each channel of the training images, for pixels from 0 to 1
+    mean: tuple[float, ...]  # one per channel, over the training images, for pixels from 0 to 1
     std: tuple[float, ...]
     label_bytes: int  # before the pixels of an image in a binary file; the last one is the class
     label_key: bytes  # key of the classes in a python file
     binary: Form
     python: Form
-    archive: str  # of the binary form
+    archive: str  # address of the binary form
     archive_md5: str
 
 

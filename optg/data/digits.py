@@ -15,7 +15,7 @@ from optg.data.base import Data, Request
 from optg.data.memory import InMemory, Tensors
 
 TRAIN_SIZE = 1437
-MEAN, STD = 4.8863, 6.0138  # of the training images' pixels, which are 0 to 16
+MEAN, STD = 4.8863, 6.0138  # over the pixels (0 to 16) of the training images
 
 Split = tuple[Tensor, Tensor]  # images [N, 1, 8, 8] with about zero mean and unit variance, float32; labels [N], int64
 

@@ -20,7 +20,7 @@ class Tensors:
     train: Split
     test: Split
     classes: int
-    mean: Sequence[float] = (0.0,)  # of each channel, in units of the pixels; one value holds for all channels
+    mean: Sequence[float] = (0.0,)  # one per channel, in units of the pixels; a single one holds for all channels
     std: Sequence[float] = (1.0,)
     pad: int = 0  # augment with flips and with crops from images padded by this many pixels; 0: no augmentation
     sorted: bool = False  # training images may be in the order of their classes: hold out a tenth of each class

@@ -12,7 +12,7 @@ from optg.data.base import Data, Request
 from optg.data.memory import InMemory, Split, Tensors
 
 DEFAULT = "synthetic:3x32x32:10:2048"
-MEAN, STD = 127.5, 73.9  # of uniformly distributed bytes
+MEAN, STD = 127.5, 73.9  # mean and deviation of uniformly distributed bytes
 
 
 def serve(request: Request) -> Data:

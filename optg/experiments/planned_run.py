@@ -11,12 +11,13 @@ from optg.core.clock import Clock
 from optg.core.schedules import default_alpha
 from optg.experiments.trained import PREFIX
 from optg.methods import METHODS, current_options, defaults
+from optg.methods.base import epochs_between_cuts
 from optg.naming import nearest
 from optg.training import recipe as recipes
 from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, build_method, check, converted, flag
 from optg.training.run_name import as_assignments, file_name
 
-TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
+CIFAR = ("cifar10", "cifar100")  # 50,000 training images
 
 
 @dataclass
@@ -88,6 +89,8 @@ def run_key(summary: dict[str, Any]) -> str:
         settings["epochs"] = None  # has no effect
     if "alpha" in options and options["alpha"] is None:
         options["alpha"] = default_alpha(settings["epochs"] or Clock.of(None, None, settings["max_steps"]).epochs)
+    if "every" in options:  # earlier versions recorded "20 epochs" as a number of steps
+        options["every"] = in_steps(options["every"], settings)
     if method and method.learns_sparsity:
         settings["sparsity"] = None
     return repr([summary["method"], sorted(settings.items()), sorted(options.items())])
@@ -110,22 +113,16 @@ def plan_run(
         value = list(value) if isinstance(value, tuple) else value
         setattr(plan.recipe, key, converted(key, value, types[key]))
     plan.method = method
-    options = {key: epochs_to_steps(value, plan.recipe) for key, value in options.items()}
     plan.methods = {method: {**plan.methods.get(method, {}), **options}}
-    if plan.recipe.epochs == 1 and plan.recipe.max_steps is None and getattr(build_method(plan), "every", 1) is None:
+    if plan.recipe.epochs == 1 and plan.recipe.max_steps is None and getattr(build_method(plan), "every_epochs", None):
         plan.methods[method]["every"] = 1  # a single epoch has no later epoch to cut at, so cut at every step
     check(plan.recipe, f"{recipe}, {method}")
     return PlannedRun(recipe, plan, starts_from)
 
 
-def epochs_to_steps(value: Any, recipe: Recipe) -> Any:
-    """Convert "20 epochs" to a number of steps; return any other value unchanged."""
-    match = re.fullmatch(r"(\d+) epochs", value) if isinstance(value, str) else None
-    if match is None:
-        return value
-    synthetic = re.fullmatch(r"synthetic:.*:(\d+)", recipe.data)
-    images = int(synthetic[1]) if synthetic else TRAINING_IMAGES.get(recipe.data)
-    if images is None:
-        known = ", ".join(TRAINING_IMAGES)
-        raise ValueError(f"cannot convert {value} to steps for data {recipe.data!r}; expected {known} or synthetic:…")
-    return int(match[1]) * (images // recipe.batch_size)
+def in_steps(every: int | str, settings: dict[str, Any]) -> int | str:
+    """Return the time between two cuts in steps, if the number of training images is known; else return it unchanged."""
+    epochs = epochs_between_cuts(every)
+    if not epochs or settings["data"] not in CIFAR or settings["max_steps"] or settings["validate"]:
+        return every
+    return epochs * (50_000 // settings["batch_size"])

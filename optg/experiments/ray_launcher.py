@@ -16,7 +16,7 @@ from typing import Any
 
 from optg import trust
 
-RETRIES = 3  # of each run
+RETRIES = 3  # per run
 POLL_SECONDS = 0.2
 
 

@@ -1,5 +1,6 @@
 """Write RESULTS.md from results/*.jsonl. Every number on the page comes from the summary of a run."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def experiment_section(name: str, dataset: str, summaries: Summaries, unused: Su
         provenance(experiment, dataset, results),
         *significance(results),
         *(f"- {note}" for note in experiment.notes),
-        folded_commands([f"optg {' '.join(run.arguments)}" for result in results for run in counted_runs(result)]),
+        folded_commands([shlex.join(["optg", *run.arguments]) for result in results for run in counted_runs(result)]),
     ]
     return "\n".join(parts)
 
@@ -154,7 +155,7 @@ def describe_run(summary: dict[str, Any]) -> tuple[str, str]:
     try:
         run = plan_run(summary["recipe"], summary["method"], settings, current_options(summary["method"], summary["options"]))
         changes = ", ".join(f"{key} {value}" for changed in run.changes for key, value in changed.items())
-        return changes, f"optg {' '.join(run.arguments)}"
+        return changes, shlex.join(["optg", *run.arguments])
     except ValueError:  # the method, or one of its settings or options, no longer exists
         return "", summary["command"]
 

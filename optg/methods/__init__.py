@@ -73,9 +73,8 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def current_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options that may come from an earlier version under the names they have now."""
-    renamed = METHODS[name].renamed if name in METHODS else {}
-    return {renamed.get(key, key): value for key, value in options.items()}
+    """Return options that an earlier version may have saved, as this version has them."""
+    return METHODS[name].current_options(options) if name in METHODS else options
 
 
 def resolve(method: str | Method) -> tuple[str, Method]:

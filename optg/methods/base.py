@@ -19,10 +19,11 @@ A method is a dataclass: its fields are its options.
 """
 
 import math
+import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,28 +42,37 @@ class Method:
     """The parts of a training step that differ between methods. The defaults train with a fixed mask."""
 
     paper: ClassVar[str]
-    when: ClassVar[str] = "during"  # it prunes before, during or after training, or never
+    when: ClassVar[str] = "during"  # when it prunes: before, during or after training, or never
     keeps_pruned: ClassVar[bool] = False  # dormant weights keep their value and come back with it; otherwise they are 0
     revives: ClassVar[bool] = True  # removed weights can come back
     grows_by_gradient: ClassVar[bool] = False  # the mask changes before the optimizer's step, by the dense gradient
     needs_target: ClassVar[bool] = True  # `sparsify` must be told the sparsity and the length of training
     learns_sparsity: ClassVar[bool] = False  # the sparsity follows from training, whatever the target
     needs_minimization: ClassVar[bool] = False  # it learns from the gradient's sign, so the loss must be minimized
-    needs_all_gradients: ClassVar[bool] = False  # of all weights at once: it works with a single optimizer only
+    needs_all_gradients: ClassVar[bool] = False  # it reads all gradients at once, so it works with one optimizer only
     regrows_at_zero: ClassVar[bool] = False  # removed weights come back, and start at 0
     single_weights: ClassVar[str] = ""  # why it can only remove single weights; empty if it can remove them in groups
     rate_schedule: ClassVar[str | None] = None  # the schedule of the learning rate that it is meant for, if one
     renamed: ClassVar[dict[str, str]] = {}  # options of earlier versions: old name -> new name
+    removed: ClassVar[dict[str, tuple[Any, ...]]] = {}  # options of earlier versions, and their values that had no effect
     added: ClassVar[dict[str, float]] = {"ham": 0.0, "sparse_opt": False}  # options that states of earlier versions lack
 
     ham: float = field(default=0.0, kw_only=True)  # α of HAM, a multiplicative step after each additive one (50 to 200); 0: off
-    sparse_opt: bool = field(default=False, kw_only=True)  # SparseOpt: scale updates of each output neuron by √ its density
+    # SparseOpt: scale the updates of each output neuron by the square root of its relative density
+    sparse_opt: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.ham < math.inf:
             raise ValueError(f"ham is {self.ham}; expected α, at least 0")
         # Learned beside the weights and saved with them: a list has one tensor per layer, a dict has names of its own.
         self.state: dict[str, list[Tensor] | dict[str, Tensor]] = {}
+
+    @classmethod
+    def current_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options that an earlier version may have saved, as this version has them."""
+        renamed = {cls.renamed.get(name, name): value for name, value in options.items()}
+        removed = cls.removed.keys() - {field.name for field in fields(cls)}
+        return {name: v for name, v in renamed.items() if name not in removed or v not in cls.removed[name]}
 
     @property
     def dormant_gradient(self) -> float:
@@ -182,20 +192,28 @@ def refuse_unknown(what: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(f"unknown {what} {value!r}; {nearest(value, known)}")
 
 
+def epochs_between_cuts(every: int | str) -> int | None:
+    """Return 1 for "epoch", 5 for "5 epochs" and None for a number of steps."""
+    if isinstance(every, int) and every >= 1:
+        return None
+    match = re.fullmatch(r"epoch|([1-9]\d*) epochs?", every) if isinstance(every, str) else None
+    if match is None:
+        raise ValueError(f'every is {every!r}; expected a number of steps, "epoch", or a number of epochs such as "5 epochs"')
+    return int(match[1] or 1)
+
+
 @dataclass
 class Gradual(Method):
     """A method that cuts its mask repeatedly while the sparsity rises on a schedule."""
 
     keeps_cutting: ClassVar[bool] = False  # cuts continue after the target is reached, until training ends
+    removed: ClassVar[dict[str, tuple[Any, ...]]] = {"alpha": (None, "none"), "initial": (0.0,)}
 
     schedule: str = "cubic"  # how the sparsity rises: constant, linear, cosine, cubic (Zhu & Gupta), sigmoid (Eq. 15)
     start: float = 0.0  # where the schedule begins, as a share of training
     end: float = 0.75  # where it reaches the target, as a share of training
-    initial: float = 0.0  # the sparsity at which the schedule begins
-    alpha: float | None = None  # steepness of the sigmoid; None: 0.5, or 40 / epochs in runs shorter than 80 epochs
-    every: int | None = None  # steps between two cuts; None: cut at the start of epochs
-    every_epochs: int = 1  # epochs between two cuts, if `every` is None
-    budget: str = "global"  # weights each layer keeps: global (by score), uniform, erk, magnitude (GS: by global magnitude)
+    every: int | str = "epoch"  # time between two cuts: a number of steps, "epoch", or a number of epochs such as "5 epochs"
+    budget: str = "global"  # how many weights each layer keeps: global (by score), uniform, erk, magnitude (by magnitude)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,14 +225,29 @@ class Gradual(Method):
             raise ValueError(f"initial is {self.initial}; expected a sparsity of at least 0 and below 1")
         if self.alpha is not None and not self.alpha > 0:
             raise ValueError(f"alpha is {self.alpha}; expected more than 0, or None")
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"every is {self.every}; expected at least 1 step, or None for the start of epochs")
-        if self.every_epochs < 1:
-            raise ValueError(f"every_epochs is {self.every_epochs}; expected at least 1")
+        self.every_epochs = epochs_between_cuts(self.every)  # None if `every` is a number of steps
+
+    @classmethod
+    def current_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        options = super().current_options(options)
+        epochs = options.pop("every_epochs", 1)  # an option of earlier versions that counted where `every` was None
+        if options.get("every", cls.every) in (None, "none", "epoch"):
+            options["every"] = "epoch" if epochs == 1 else f"{epochs} epochs"
+        return options
+
+    @property
+    def alpha(self) -> float | None:
+        """Steepness of the sigmoid schedule; None: its default. OptG has it as an option."""
+        return None
+
+    @property
+    def initial(self) -> float:
+        """The sparsity at which the schedule begins. GraNet has it as an option."""
+        return 0.0
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.warn_of_a_jump(weights, clock)
-        if self.initial or self.schedule == "constant":
+        if self.schedule == "constant":
             self.cut(weights, self.sparsity(weights, clock))
 
     def warn_of_a_jump(self, weights: SparseWeights, clock: Clock) -> None:
@@ -226,7 +259,7 @@ class Gradual(Method):
             warnings.warn(
                 f"with alpha={self.alpha} and end={self.end} the sparsity is only {reached:.2%} before the last cut, at step "
                 f"{last} of {clock.total}. To reach {target:.2%}, that cut removes {share:.0%} of the kept weights at once. "
-                "Use a larger alpha (or None), or a later end",
+                "Use a later end, or with OptG a larger alpha (or None)",
                 stacklevel=6,
             )
 
@@ -238,19 +271,19 @@ class Gradual(Method):
 
     def period(self, clock: Clock) -> int:
         """Return the step of the first regular cut."""
-        return self.every or clock.end_of(self.every_epochs)
+        return clock.end_of(self.every_epochs) if self.every_epochs else int(self.every)
 
     def is_regular(self, clock: Clock) -> bool:
-        """Return whether this step is a multiple of `every` steps, or of `every_epochs` epochs."""
-        if self.every:
-            return clock.step % self.every == 0
-        return clock.between_epochs and clock.epochs_before(clock.step) % self.every_epochs == 0
+        """Return whether this step is a multiple of `every`."""
+        if self.every_epochs:
+            return clock.between_epochs and clock.epochs_before(clock.step) % self.every_epochs == 0
+        return clock.step % int(self.every) == 0
 
     def last_cut(self, clock: Clock) -> int:
         """Return the step of the cut that reaches the target: the last regular one up to `end`, with steps left after it."""
         end = min(round(self.end * clock.total), clock.total - 1)
         epochs = clock.epochs_before(end)
-        regular = end - end % self.every if self.every else clock.end_of(epochs - epochs % self.every_epochs)
+        regular = clock.end_of(epochs - epochs % self.every_epochs) if self.every_epochs else end - end % int(self.every)
         return max(1, regular if regular and regular >= self.start * clock.total else end)
 
     def target_step(self, clock: Clock) -> int:

@@ -14,5 +14,5 @@ class DNW(DPF):
     paper: ClassVar[str] = "Wortsman et al. 2019"
 
     schedule: str = "constant"
-    every: int | None = 1
+    every: int | str = 1
     budget: str = "uniform"

@@ -16,7 +16,7 @@ class DPF(Gradual):
     keeps_pruned: ClassVar[bool] = True
     keeps_cutting: ClassVar[bool] = True
 
-    every: int | None = 16
+    every: int | str = 16
 
     @property
     def dormant_gradient(self) -> float:

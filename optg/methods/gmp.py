@@ -15,4 +15,4 @@ class GMP(Gradual):
     paper: ClassVar[str] = "Zhu & Gupta 2017"
     revives: ClassVar[bool] = False
 
-    every: int | None = 100
+    every: int | str = 100

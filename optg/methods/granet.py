@@ -20,9 +20,9 @@ class GraNet(RigL):
     needs_all_gradients: ClassVar[bool] = True
 
     schedule: str = "cubic"
-    initial: float = 0.5
+    initial: float = 0.5  # the sparsity at which the schedule begins
     end: float = 0.5
-    every: int | None = 1000
+    every: int | str = 1000
     budget: str = "global"
     fraction: float = 0.5
     until: float = 1.0  # where exchanges end, as a share of training; the sparsity reaches the target at `end`

@@ -22,7 +22,7 @@ class Keep(Method):
     when: ClassVar[str] = "before"
     revives: ClassVar[bool] = False
     needs_target: ClassVar[bool] = False
-    learns_sparsity: ClassVar[bool] = True  # it is that of the given model
+    learns_sparsity: ClassVar[bool] = True  # the sparsity of the given model
     single_weights: ClassVar[str] = "it keeps the zeros that the model has"
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:

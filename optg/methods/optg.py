@@ -32,9 +32,10 @@ class OptG(Gradual):
 
     schedule: str = "sigmoid"
     end: float = 1.0
-    # learning rate of the scores: sparsity (Eq. 16), weight (that of the weights), or a number
+    alpha: float | None = None  # steepness of the sigmoid; None: 0.5, or 40 / epochs in runs shorter than 80 epochs
+    # learning rate of the scores: sparsity (Eq. 16), weight (as for the weights), or a number
     score_lr: Literal["sparsity", "weight"] | float = "sparsity"
-    momentum: float = 0.9  # of the scores
+    momentum: float = 0.9  # momentum of the scores
     dormant_decay: bool = True  # momentum and weight decay keep moving dormant weights
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class OptG(Gradual):
 
     @property
     def least_epochs(self) -> int:
-        return 2 if self.every is None else 1  # the first cut is at the start of the second
+        return 2 if self.every_epochs else 1  # the first cut is at the start of the second
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         if clock.epochs < self.least_epochs and weights.target:

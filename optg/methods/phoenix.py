@@ -29,7 +29,7 @@ class Phoenix(Soft):
     start: float = 0.06
     end: float = 0.7
     reopen: float = 0.0  # share of the steps, until the last fifth of training, in which forward uses a lower threshold
-    seed: int = 0  # of these steps and their thresholds
+    seed: int = 0  # seed of these steps and their thresholds
 
     def __post_init__(self) -> None:
         super().__post_init__()

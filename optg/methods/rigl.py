@@ -26,11 +26,11 @@ class RigL(Gradual):
     renamed: ClassVar[dict[str, str]] = {"hold": "skip_update_on_exchange"}
 
     schedule: str = "constant"
-    every: int | None = 100
+    every: int | str = 100
     budget: str = "erk"
     fraction: float = 0.3  # share of the kept weights that the first exchange drops and grows
     skip_update_on_exchange: bool = False  # leave all weights unchanged in the step of an exchange, as in the paper
-    seed: int = 0  # of the first mask
+    seed: int = 0  # seed of the first mask
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,7 +23,7 @@ class SSTE(Soft):
     paper: ClassVar[str] = "Hu et al. 2024"
 
     schedule: str = "constant"
-    every: int | None = 1
+    every: int | str = 1
     budget: str = "uniform"
     power: float = 1.0
     theta: float | None = 1.0

@@ -17,7 +17,7 @@ from optg.methods.rigl import RigL
 class SET(RigL):
     paper: ClassVar[str] = "Mocanu et al. 2018"
 
-    every: int | None = 1000
+    every: int | str = 1000
     end: float = 1.0
     fraction: float = 0.5
 

@@ -21,7 +21,7 @@ class Soft(Gradual):
     keeps_pruned: ClassVar[bool] = True
     keeps_cutting: ClassVar[bool] = True
 
-    every: int | None = 16
+    every: int | str = 16
     power: float = 3.0  # p: 1 is the soft threshold, ∞ the hard one
     theta: float | None = None  # share of the gradient that dormant weights receive; None: 0.5 above 95 % sparsity, else 1
 

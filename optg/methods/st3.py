@@ -24,7 +24,7 @@ class ST3(Soft):
 
     start: float = 0.05
     end: float = 0.5
-    every: int | None = 1
+    every: int | str = 1
     power: float = 1.0
     theta: float | None = 1.0
     rescale: bool = True  # multiply each filter by a factor that makes up for its removed weights

@@ -27,8 +27,8 @@ class STR(Method):
     single_weights: ClassVar[str] = "it learns a threshold for single weights"
 
     initial: float = -200.0  # s before training
-    decay: float | None = None  # of s; None: the weight decay of the weights
-    momentum: float = 0.9  # of s
+    decay: float | None = None  # weight decay of s; None: as for the weights
+    momentum: float = 0.9  # momentum of s
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.s = weights.values[0].new_full((len(weights.names),), self.initial, dtype=weights.state_dtype)

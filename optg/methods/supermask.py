@@ -28,13 +28,13 @@ class Supermask(Gradual):
     keeps_cutting: ClassVar[bool] = True
 
     schedule: str = "constant"
-    every: int | None = 1
+    every: int | str = 1
     budget: str = "uniform"
     first: str = "random"  # first scores: random, or magnitude (1 for the largest weights within the budget, 0.99 for the rest)
     signed_constant: bool = False  # replace each weight by its sign times the layer's standard deviation before training
-    momentum: float = 0.9  # of the scores
-    decay: float = 1e-4  # of the scores
-    seed: int = 0  # of the first scores
+    momentum: float = 0.9  # momentum of the scores
+    decay: float = 1e-4  # weight decay of the scores
+    seed: int = 0  # seed of the first scores
 
     def __post_init__(self) -> None:
         super().__post_init__()

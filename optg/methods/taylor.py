@@ -22,7 +22,7 @@ class Taylor(Gradual):
     revives: ClassVar[bool] = False
     needs_all_gradients: ClassVar[bool] = True
 
-    every: int | None = 100
+    every: int | str = 100
 
     def prepare(self, weights: SparseWeights, clock: Clock, probe: Probe) -> None:
         self.state = {"scores": weights.zeros_like()}

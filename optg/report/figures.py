@@ -21,8 +21,8 @@ class RunGroup:
     runs: list[RunRecord]
     paper: PaperTable | None
     methods: dict[str, Look]
-    looks: list[Look]  # of each run
-    densities: list[dict[str, float]]  # of each run, by layer
+    looks: list[Look]  # one per run
+    densities: list[dict[str, float]]  # one per run: density of each layer
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 16, 22, 34
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MAX_NAMED = 12  # a legend names up to this many runs one by one, and the methods if there are more
 MAX_BUCKETS = 150  # a line is thinned out to the lowest and highest point of so many buckets
-SIZES = {"o": 7.2, "s": 6.4, "D": 6.0, "^": 8.0, "v": 8.0}  # of markers, in points
+SIZES = {"o": 7.2, "s": 6.4, "D": 6.0, "^": 8.0, "v": 8.0}  # marker sizes in points
 FILE_HEADER = "<!-- made by optg report -->\n"  # the next report may replace files that start with this
 STYLE: Any = {
     "font.family": "sans-serif",

@@ -30,7 +30,7 @@ SETTINGS = {"model": str, "data": str, "sparsity": float, "epochs": int, "seed":
 class RunRecord:
     """What the files of one run say. Values that were not recorded are None or empty."""
 
-    name: str  # of its folder, or the file and line it was read from
+    name: str  # the folder's name, or the file and line it was read from
     method: str
     settings: dict[str, Any]
     options: dict[str, Any]
@@ -38,7 +38,7 @@ class RunRecord:
     accuracy: float | None
     sparsity: float | None  # reached
     rows: list[dict[str, Any]] = field(default_factory=list)  # one per epoch
-    files: RunFiles | None = None  # of its folder
+    files: RunFiles | None = None  # the folder's files; None for a run read from a summary
     summary: dict[str, Any] = field(default_factory=dict)
     label: str = ""  # short, and unique within its group
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import tyro
 
 from optg import trust
-from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, RecipeError, build_method, check, load, parse_value
+from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, RecipeError, check, load, method_options, parse_value
 
 DESCRIPTION = """Train a model from a recipe and make it sparse.
 
@@ -50,11 +50,11 @@ class TrainOptions:
     """How to carry out a run. These options do not change the trained weights."""
 
     output: Path | None = None  # run folder; by default runs/ and a name made from the settings
-    # begin anew in a folder that holds a training, and move its files to previous-N; by default it is continued
+    # start over: move the files of an earlier training in the folder to previous-N; by default the run continues
     fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    parallel: Literal["none", "ddp", "fsdp"] = "none"  # how to train on the processes that torchrun started
+    parallel: Literal["none", "ddp", "fsdp"] = "none"  # how to use several processes, which torchrun starts
     device: str = "auto"  # cuda, cuda:N or cpu; auto: a GPU if there is one
-    minutes: float = 10.0  # minutes between checkpoints; an epoch's end also saves one if a tenth of that has passed
+    minutes: float = 10.0  # minutes between checkpoints; the end of an epoch also saves one, if a tenth of this time has passed
     keep: int = 2  # number of checkpoints to keep
     log: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()  # also send the metrics to these (pip install 'optg[NAME]')
     tensorboard: bool = False  # the same as --log tensorboard
@@ -91,8 +91,8 @@ class RecipeFlags(Recipe):
 
 
 def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
-    """Return what to train and how, as the arguments of `optg train` ask. Exit with a message if they are invalid."""
-    from optg.methods import defaults
+    """Return what to train and how, from the arguments of `optg train`. Exit with a message if they are invalid."""
+    from optg.methods import METHODS, defaults
 
     for old, new in REMOVED_FLAGS.items():
         if old in args:
@@ -101,10 +101,11 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     first, _ = tyro.cli(RecipeAndMethod, args=args, prog="optg train", add_help=False, return_unknown_args=True)
     plan = load(first.recipe)
     plan.method = first.method or plan.method
-    method = build_method(plan, first.recipe)  # only its fields are used: they become the --method flags
+    options = method_options(plan, first.recipe)  # they become the --method flags
+    method = METHODS[plan.method]
     if method.when == "never" or not method.needs_target:
         plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
-    documented = with_help(type(method))
+    documented = with_help(method)
     everything = make_dataclass(
         "Train",
         [
@@ -115,8 +116,7 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
         ],
     )
     flags = RecipeFlags(**vars(plan.recipe) | {"model_options": {}})
-    options = documented(**{f.name: getattr(method, f.name) for f in fields(method)})
-    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), flags, options)
+    default = everything(RecipeAndMethod(first.recipe, plan.method), TrainOptions(), flags, documented(**options))
     given: Any = tyro.cli(everything, args=args, default=default, prog="optg train", description=DESCRIPTION)
     usual = defaults(plan.method)
     values = {f.name: getattr(given.method, f.name) for f in fields(given.method)}
@@ -127,7 +127,7 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
         from optg.core.assignment import implied_sparsity
 
         recipe.sparsity = implied_sparsity(recipe.structure) or recipe.sparsity
-    plan.changes = changed(plan.recipe, recipe) | {f"method.{k}": v for k, v in values.items() if v != getattr(method, k)}
+    plan.changes = changed(plan.recipe, recipe) | {f"method.{k}": v for k, v in values.items() if v != options[k]}
     plan.recipe = check(recipe, "command line")
     named, _ = tyro.cli(CodeFlags, args=args, prog="optg train", add_help=False, return_unknown_args=True)
     trust.allow(named.model)
@@ -168,7 +168,7 @@ def changed(before: Recipe, after: Recipe) -> dict[str, Any]:
 
 
 def with_help(method: type[Any]) -> type[Any]:
-    """Return a subclass whose every option has help: its comment, or that of the option it overrides in a base class."""
+    """Return a subclass in which every option has help: its comment, or else the comment in the base class that declares it."""
     options = []
     for option in fields(method):
         comments = (comment_of(base, option.name) for base in method.__mro__ if option.name in vars(base))

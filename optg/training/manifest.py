@@ -17,7 +17,7 @@ from optg.training.errors import DamagedFile
 from optg.training.metrics import METRICS, Head
 
 MANIFEST, RECIPE, SUMMARY, MODEL = "manifest.json", "recipe.toml", "summary.json", "model.safetensors"
-RANGES = "int8-ranges.safetensors"  # of activations, of a run with --quantize int8
+RANGES = "int8-ranges.safetensors"  # the ranges of activations, written with --quantize int8
 VERSION = 1
 
 
@@ -38,7 +38,7 @@ class Manifest:
             if body.pop("checksum") != checksum(body):
                 raise DamagedFile("its checksum is wrong")
             if body["version"] != VERSION:
-                raise ValueError(f"{path} has version {body['version']}; this optg reads version {VERSION}")
+                raise ValueError(f"{path} has version {body['version']}; this optg reads version {VERSION}. Use a newer optg")
             return cls({name: Fingerprint(**entry) for name, entry in body["files"].items()}, Head.parse(body["metrics"]))
         except DamagedFile as error:
             raise DamagedFile(f"{path} is damaged: {error}") from None
@@ -63,7 +63,7 @@ class Manifest:
         """Raise DamagedFile if the rows of metrics are not those that were there when training ended."""
         if self.metrics and head != self.metrics:
             raise DamagedFile(
-                f"{METRICS} is damaged: {head.rows} rows are intact or their end differs; {MANIFEST} lists {self.metrics.rows}"
+                f"{METRICS} is damaged: its {head.rows} intact rows are not the {self.metrics.rows} rows that {MANIFEST} lists"
             )
 
 

@@ -71,7 +71,7 @@ def read_rows(path: Path) -> Rows:
 
 
 def parse_row(line: bytes) -> dict[str, Any] | str:
-    """Return the row in a line, or what is wrong with the line."""
+    """Return the row in a line, or the reason why the line is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -109,6 +109,7 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         if device.index >= torch.cuda.device_count():
-            raise ValueError(f"there is no {device}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here")
+            found = f"torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here"
+            raise ValueError(f"there is no {device}: {found}; expected another --device, such as auto or cpu")
         torch.cuda.set_device(device)
     return device

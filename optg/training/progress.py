@@ -30,7 +30,7 @@ class TrainingProgress:
         self.bar = Progress(*description, *columns, *remaining, console=console, disable=not self.live)
         self.task: TaskID | None = None
         self.refreshed_at = 0.0
-        self.accuracy: float | None = None  # of the last epoch
+        self.accuracy: float | None = None  # in the last epoch
 
     def __enter__(self) -> Self:
         self.bar.start()

@@ -100,8 +100,8 @@ def refuse_late_target(name: str, method: Method, clock: Clock, start: int) -> N
         )
 
 
-def describe(quantization: Quantization, clock: Clock, given: Method, used: Method) -> str:
-    """Return a sentence about what will change, and when. `given` is the method before `end_before`."""
-    ends = [(key, getattr(given, key, None), getattr(used, key, None)) for key in SCHEDULE_ENDS]
+def describe(quantization: Quantization, clock: Clock, given: dict[str, Any], used: Method) -> str:
+    """Return a sentence about what will change, and when. `given` are the method's options before `end_before`."""
+    ends = [(key, given.get(key), getattr(used, key, None)) for key in SCHEDULE_ENDS]
     earlier = [f"; method.{key} is {now} instead of {before}" for key, before, now in ends if before != now]
     return f"int8 begins at step {quantization.start} of {clock.total}; the masks are frozen then{''.join(earlier)}"

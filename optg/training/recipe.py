@@ -29,23 +29,25 @@ class Recipe:
     model_options: dict[str, Any] = field(default_factory=dict, kw_only=True)  # keyword arguments of the model
     data: str = "digits"  # digits, cifar10, cifar100, imagenet, synthetic or package.module:function
     folder: str | None = None  # folder that holds the dataset's files; None: ./data
-    # hold out the last tenth of the training images: the metrics are theirs, and test images are looked at once, at the end
+    # hold out the last tenth of the training images and measure on them; use the test images once, at the end
     validate: bool = field(default=False, kw_only=True)
     sparsity: float = 0.95  # fraction of the weights to remove
-    floor: float | None = None  # fraction of its weights that every part of a layer keeps at least
-    floor_by: Literal["part", "output"] = field(default="part", kw_only=True)  # output: every output neuron keeps that fraction
+    floor: float | None = None  # smallest fraction of its weights that every part of a layer keeps
+    # what keeps that fraction: every part of a layer, or every output neuron
+    floor_by: Literal["part", "output"] = field(default="part", kw_only=True)
     structure: str = "unstructured"  # what is removed together: unstructured, N:M, RxC, channel; or PATTERN=STRUCTURE, …
     epochs: int = 25  # epochs to train
     max_steps: int | None = field(default=None, kw_only=True)  # optimizer steps to train, instead of epochs
     batch_size: int = 64  # images per optimizer step, over all GPUs together
     seed: int = 0  # seed of all random numbers
-    optimizer: Literal["sgd", "adamw"] = "sgd"  # optimizer
+    optimizer: Literal["sgd", "adamw"] = "sgd"  # sgd or adamw; for others use optg.sparsify in your own loop
     lr: float = 0.05  # peak learning rate
     momentum: float = 0.9  # momentum of SGD
     nesterov: bool = False  # use Nesterov momentum
     weight_decay: float = 2e-3  # weight decay
     decay_norms: bool = True  # apply weight decay to norms and biases too
-    schedule: Literal["cosine", "multistep", "hold", "constant"] = "cosine"  # of the learning rate; hold: constant, then cosine
+    # schedule of the learning rate; hold: constant, then cosine
+    schedule: Literal["cosine", "multistep", "hold", "constant"] = "cosine"
     warmup: float = 0.0  # epochs over which the learning rate rises to its peak
     cycles: int = 1  # number of equal cycles, each of which restarts the learning rate schedule
     milestones: tuple[float, ...] = (0.5, 0.75)  # where multistep changes the learning rate, as fractions of training
@@ -54,12 +56,12 @@ class Recipe:
     rate_per: Literal["step", "epoch"] = "step"  # update the learning rate every step, or once per epoch
     label_smoothing: float = 0.0  # label smoothing of the loss
     accumulate: int = 1  # split each batch into this many parts and accumulate their gradients, to save memory
-    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: use autocast
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 uses autocast
     channels_last: bool = False  # store images and weights in channels-last order
     compile: bool = False  # compile the model with torch.compile, on a GPU
-    # train the last part with quantized weights and activations in forward, and the mask frozen; see docs/int8.md
+    # quantize weights and activations in forward, with frozen masks, in the last part of training; see docs/int8.md
     quantize: Literal["int8"] | None = field(default=None, kw_only=True)
-    quantize_from: float = field(default=0.9, kw_only=True)  # where that part begins, as a share of training
+    quantize_from: float = field(default=0.9, kw_only=True)  # where the quantized part begins, as a share of training
     graph: bool = True  # replay training steps from a CUDA graph, when training on one GPU
 
 
@@ -183,7 +185,15 @@ def converted(what: str, value: Any, kind: Any) -> Any:
 
 def build_method(plan: Plan, where: str = "recipe") -> "Method":
     """Return the plan's method, with the plan's options for it."""
-    from optg.methods import METHODS, current_options
+    from optg.methods import METHODS
+
+    options = method_options(plan, where)
+    return METHODS[plan.method](**options)
+
+
+def method_options(plan: Plan, where: str = "recipe") -> dict[str, Any]:
+    """Return every option of the plan's method: the plan's value if it has one, else the default."""
+    from optg.methods import METHODS, current_options, defaults
 
     if plan.method not in METHODS:
         raise RecipeError(f"unknown method {plan.method!r}; {nearest(plan.method, METHODS)}")
@@ -195,7 +205,7 @@ def build_method(plan: Plan, where: str = "recipe") -> "Method":
             raise RecipeError(f"{where}: {plan.method} has no option {key!r}; {nearest(key, known)}")
     seed = {"seed": plan.recipe.seed} if "seed" in known else {}
     given = {key: converted(f"{where}: {plan.method}.{key}", value, hints[key]) for key, value in options.items()}
-    return kind(**seed | given)
+    return defaults(plan.method) | seed | given
 
 
 def check(recipe: Recipe, where: str) -> Recipe:

@@ -28,7 +28,7 @@ from optg.training.manifest import MODEL, RANGES, SUMMARY, Manifest
 from optg.training.parallel import Parallel, start
 from optg.training.prepare import begin, finished_summary
 from optg.training.quantization import Int8, describe
-from optg.training.recipe import Plan, build_method
+from optg.training.recipe import Plan, method_options
 from optg.training.run_name import folder_name
 from optg.training.saving import CheckpointPolicy
 from optg.training.setup import Setup, set_up
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from optg.training.progress import TrainingProgress
 
 
-def run_training(plan: Plan, options: "TrainOptions", int8: Int8) -> None:
+def run_training(plan: Plan, options: "TrainOptions", int8: Int8 | None = None) -> None:
     """Train, or continue training; leave recipe, metrics, summary and model in the run folder.
 
     Args:
@@ -77,7 +77,7 @@ def train_in(
     progress: "TrainingProgress",
     policy: CheckpointPolicy,
     fresh: bool,
-    int8: Int8,
+    int8: Int8 | None,
 ) -> dict[str, Any] | None:
     """Train in a run folder. The first process writes its files and returns the summary.
 
@@ -105,7 +105,7 @@ def train_in(
         if parallel.any(summary is not None):
             return summary
         if setup.quantization:
-            progress.say(describe(setup.quantization, setup.sparsifier.clock, build_method(plan), setup.method))
+            progress.say(describe(setup.quantization, setup.sparsifier.clock, method_options(plan), setup.method))
         expected = setup.method.rate_schedule
         if expected not in (None, plan.recipe.schedule):
             progress.say(f"{plan.method} is meant for --schedule {expected}; this run uses --schedule {plan.recipe.schedule}")

@@ -24,7 +24,7 @@ class SavedRun:
     """A run folder or one of its checkpoints, opened for reading. Everything that is read is checked."""
 
     path: Path  # the folder or checkpoint that was opened
-    files: RunFiles  # of the run folder
+    files: RunFiles  # the run folder's
     plan: Plan
     is_checkpoint: bool = False
 

@@ -17,7 +17,7 @@ class EpochTally:
 
     def __init__(self, sparsifier: Sparsifier, steps_per_epoch: int) -> None:
         self.sparsifier, self.counts = sparsifier, sparsifier.weights.counts
-        self.steps_per_epoch = steps_per_epoch  # of the data; the sparsifier's clock may have other epochs
+        self.steps_per_epoch = steps_per_epoch  # batches in one pass over the data; epochs of the sparsifier's clock may differ
         self.clear()
 
     def clear(self) -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from optg.experiments.declaration import Selection, experiment_datasets, experiment_names, load_experiment
 from optg.experiments.planned_run import PlannedRun, run_key
 from optg.training.arguments import parse_train_args
@@ -49,7 +51,24 @@ def test_a_folder_name_lists_the_changes_and_fits_a_file_system():
 def test_settings_missing_from_an_older_summary_count_as_defaults():
     run = load_experiment("dormant-decay").runs[0]
     older = fake_summary(run)
-    del older["settings"]["hold"], older["options"]["every_epochs"]
+    del older["settings"]["hold"], older["options"]["momentum"]
     assert run_key(older) == run.key
     other = fake_summary(run, options={**run.options, "alpha": 0.7})
     assert run_key(other) != run.key
+
+
+def test_summaries_with_options_of_earlier_versions_are_recognized():
+    run = load_experiment("cifar", Selection(only=("gmp",))).runs[0]
+    options = {**run.options, "alpha": None, "initial": 0.0, "every_epochs": 1}
+    assert run_key(fake_summary(run, options=options)) == run.key
+    assert run_key(fake_summary(run, options=options | {"initial": 0.3})) != run.key
+
+
+@pytest.mark.parametrize("validate", [False, True])  # True: an epoch has fewer steps
+def test_epochs_between_two_cuts_are_recognized_in_steps(validate):
+    changes = {"settings": {"validate": validate}} if validate else {}
+    selection = Selection(on=("cifar10",), only=("5 cycles",), columns=("100",), **changes)
+    run = load_experiment("paradox-cycles", selection).runs[0]
+    recorded = fake_summary(run, options={**run.options, "every": 20 * (50_000 // run.plan.recipe.batch_size)})
+    assert run.options["every"] == "20 epochs" and run.plan.recipe.validate == validate
+    assert (run_key(recorded) == run.key) != validate

@@ -7,7 +7,7 @@ import torch
 
 from optg.core.schedules import SCHEDULES
 from optg.core.weights import SparseWeights
-from optg.methods import ACDC, DPF, GMP, METHODS, SNIP, Feather, Gradual, OptG, RigL, Taylor
+from optg.methods import ACDC, DPF, GMP, METHODS, SNIP, Feather, Gradual, GraNet, OptG, RigL, Taylor, current_options
 from tests.toy import batches, entropy, magnitude_zeros, smallest, sparse_convnet, step
 
 EPOCHS, STEPS = 5, 4
@@ -18,6 +18,7 @@ SIZES = [72, 576, 1280]  # of the convnet's layers: 1,928 weights, of which ⌈0
     "method, field, value",
     [
         (GMP, "schedule", "cubik"), (GMP, "budget", "erc"), (GMP, "end", 1.5), (GMP, "every", 0), (GMP, "start", 0.9),
+        (GMP, "every", "0 epochs"), (GMP, "every", "5 steps"), (GMP, "every", None), (GraNet, "initial", 1.0),
         (OptG, "alpha", 0.0), (OptG, "alpha", -1.0), (RigL, "fraction", 1.5), (RigL, "fraction", -0.5), (Feather, "power", 0.0),
         (ACDC, "start", 1.5), (ACDC, "phase", -1.0), (ACDC, "final", 2.0),
     ],
@@ -25,6 +26,45 @@ SIZES = [72, 576, 1280]  # of the convnet's layers: 1,928 weights, of which ⌈0
 def test_bad_method_options_are_refused(method, field, value):
     with pytest.raises(ValueError, match=field):
         method(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "now"),
+    [
+        ("gmp", {"every": 100, "every_epochs": 5, "alpha": None, "initial": 0.0}, {"every": 100}),
+        ("gmp", {"every": "none", "every_epochs": 5}, {"every": "5 epochs"}),
+        ("gmp", {"every": None, "every_epochs": 1}, {"every": "epoch"}),
+        ("gmp", {"initial": 0.3, "alpha": "none"}, {"initial": 0.3}),  # it had an effect, so it stays and is refused
+        ("optg", {"every_epochs": 5, "alpha": None}, {"every": "5 epochs", "alpha": None}),
+        ("granet", {"initial": 0.0, "alpha": 1.0}, {"initial": 0.0, "alpha": 1.0}),
+        ("str", {"initial": 0.0}, {"initial": 0.0}),
+    ],
+)
+def test_options_of_earlier_versions_are_read(name, saved, now):
+    assert current_options(name, saved) == now
+
+
+def test_states_with_options_of_earlier_versions_can_be_loaded():
+    *_, sparsifier = sparsify_convnet(GMP(every="2 epochs"))
+    state = sparsifier.state_dict()
+    state["options"] |= {"every": None, "every_epochs": 2, "alpha": None, "initial": 0.0}
+    sparsifier.load_state_dict(state)
+    state["options"]["initial"] = 0.3
+    with pytest.raises(ValueError, match=r"saved with options=.*'initial': 0.3"):
+        sparsifier.load_state_dict(state)
+
+
+@pytest.mark.parametrize("every", ["epoch", "2 epochs"])
+def test_a_time_between_cuts_in_epochs_equals_the_same_time_in_steps(every):
+    runs = []
+    for period in (every, STEPS if every == "epoch" else 2 * STEPS):
+        model, optimizer, sparsifier = sparsify_convnet(GMP(every=period))
+        zeros = []
+        for batch in batches(EPOCHS * STEPS):
+            step(model, optimizer, batch)
+            zeros.append(sparsifier.weights.counts[:, 0].tolist())
+        runs.append(zeros)
+    assert runs[0] == runs[1] and len({tuple(z) for z in runs[0]}) > 1
 
 
 def sparsify_convnet(method):

@@ -15,7 +15,8 @@ def train(name: str, replayed: bool, monkeypatch) -> tuple[optg.Sparsifier, nn.M
     torch.manual_seed(0)
     model, data, count = convnet(), batches(EPOCHS * STEPS), 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-    options = {"initial": -4.0} if name == "str" else {"every": 5} if getattr(METHODS[name](), "every", None) else {}
+    counts_steps = isinstance(getattr(METHODS[name], "every", None), int)
+    options = {"initial": -4.0} if name == "str" else {"every": 5} if counts_steps else {}
     method = METHODS[name](**options)
     sparsifier = optg.sparsify(
         model, optimizer, method, epochs=EPOCHS, steps_per_epoch=STEPS, loss=entropy, batches=data, **goal(name, model, 0.9)

@@ -47,7 +47,7 @@ def test_grasp_sees_ten_images_of_each_class(name):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_options_that_are_none_are_unchanged_by_writing_and_reading(method):
-    options = {f.name: None for f in dataclasses.fields(METHODS[method]) if f.name in ("every", "alpha", "theta", "decay")}
+    options = {f.name: None for f in dataclasses.fields(METHODS[method]) if f.name in ("alpha", "theta", "decay")}
     if method in ("supermask", "sr-ste"):
         options.pop("decay")  # never None there
     plan = Plan(Recipe(), method, {method: options})
@@ -104,7 +104,7 @@ def test_errors_in_a_recipe_say_what_and_where(text, message):
         ("rigle", {}, "unknown method 'rigle'; did you mean 'rigl'?"),
         ("rigl", {"fractoin": 0.3}, "rigl has no option 'fractoin'; did you mean 'fraction'?"),
         ("rigl", {"fraction": "much"}, "rigl.fraction is 'much'; expected float"),
-        ("rigl", {"every": 0.5}, "rigl.every is 0.5; expected int or none"),
+        ("rigl", {"every": 0.5}, "rigl.every is 0.5; expected int or str"),
         ("optg", {"score_lr": "wait"}, "optg.score_lr is 'wait'; expected 'sparsity', 'weight' or float"),
     ],
 )

@@ -10,9 +10,10 @@ import pytest
 
 from optg.training.loggers import SCALARS
 from tests.cli.calling import call
-from tests.training.runs import SLOW, SMALL, newest_step, optg, read_lines, start
+from tests.training.runs import SLOW, SMALL, newest_step, read_lines, start
 
-KILLS = int(os.environ.get("OPTG_KILLS", "6"))
+KILLS = int(os.environ.get("OPTG_KILLS", "4"))
+KILLED_EPOCHS = 25 * KILLS  # long enough for all kills to come during training
 
 
 def test_an_interrupted_epoch_has_one_complete_row(undisturbed, tmp_path, monkeypatch, capsys):
@@ -32,7 +33,7 @@ def test_an_interrupted_epoch_has_one_complete_row(undisturbed, tmp_path, monkey
     assert json.loads((folder / "summary.json").read_text())["accuracy"] == expected[-1]["accuracy"]
 
 
-def test_tensorboard_has_each_epoch_once_however_often_a_run_was_killed(tmp_path):
+def test_tensorboard_has_each_epoch_once_however_often_a_run_was_killed(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -43,7 +44,7 @@ def test_tensorboard_has_each_epoch_once_however_often_a_run_was_killed(tmp_path
             time.sleep(0.005)
         process.kill()
         process.communicate()
-    assert optg("train", *SMALL, *SLOW, "--tensorboard", folder=folder).returncode == 0
+    call(monkeypatch, "train", *SMALL, "--tensorboard", *SLOW, "--output", folder)
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     rows = [json.loads(line) for line in read_lines(folder / "metrics.jsonl")]
@@ -54,11 +55,11 @@ def test_tensorboard_has_each_epoch_once_however_often_a_run_was_killed(tmp_path
         assert [point.value for point in points] == pytest.approx([row[name] for row in rows])
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path, monkeypatch):
     rng, folder, whole, reached = random.Random(0), tmp_path / "killed", tmp_path / "whole", []
-    assert optg("train", *SMALL, "--epochs", "150", folder=whole).returncode == 0
+    call(monkeypatch, "train", *SMALL, "--epochs", str(KILLED_EPOCHS), "--output", whole)
     for _ in range(KILLS):
-        process, before = start(folder, "--epochs", "150"), newest_step(folder)
+        process, before = start(folder, "--epochs", str(KILLED_EPOCHS)), newest_step(folder)
         while process.poll() is None and newest_step(folder) == before:  # until it has resumed
             time.sleep(0.002)
         time.sleep(rng.uniform(0, 0.15))
@@ -66,14 +67,14 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
         process.communicate()
         reached.append(newest_step(folder))
     assert reached == sorted(reached) and len(set(reached)) > KILLS // 2  # most kills came in the middle of training
-    assert optg("train", *SMALL, "--epochs", "150", folder=folder).returncode == 0
+    call(monkeypatch, "train", *SMALL, "--epochs", str(KILLED_EPOCHS), "--output", folder)
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     rows = [json.loads(line)["epoch"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert rows == list(range(1, 151))
+    assert rows == list(range(1, KILLED_EPOCHS + 1))
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_the_same_command_resumes(undisturbed, tmp_path, number, code):
+def test_a_signal_saves_and_the_same_command_resumes(undisturbed, tmp_path, number, code, monkeypatch, capsys):
     folder = tmp_path / "stopped"
     process = start(folder, "--minutes", "60")
     while process.poll() is None and not (folder / "metrics.jsonl").exists():
@@ -83,12 +84,12 @@ def test_a_signal_saves_and_the_same_command_resumes(undisturbed, tmp_path, numb
     assert process.returncode == code, errors
     assert "To continue, give the same command again." in errors and "Traceback" not in errors
     assert len(list((folder / "checkpoints").glob("step-*"))) == 2  # of the first epoch, and of the signal
-    on = optg("train", *SMALL, "--minutes", "60", folder=folder)
-    assert "Resuming from step-" in on.stdout
+    call(monkeypatch, "train", *SMALL, "--minutes", "60", "--output", folder)
+    assert "Resuming from step-" in capsys.readouterr().out
     assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(undisturbed, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(undisturbed, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "damaged"
     process = start(folder)
     while process.poll() is None and len(list((folder / "checkpoints").glob("step-*"))) < 2:
@@ -99,12 +100,12 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(undisturbed,
     content = bytearray((newest / "tensors.safetensors").read_bytes())
     content[len(content) // 2] ^= 1
     (newest / "tensors.safetensors").write_bytes(content)
-    on = optg("train", *SMALL, folder=folder)
-    assert on.returncode == 0 and f"checkpoint {newest.name} is damaged" in on.stdout.replace("\n", " ")
+    call(monkeypatch, "train", *SMALL, "--output", folder)
+    assert f"checkpoint {newest.name} is damaged" in capsys.readouterr().out.replace("\n", " ")
     assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
 
 
-def test_a_closed_output_pipe_stops_the_run_after_saving(undisturbed, tmp_path):
+def test_a_closed_output_pipe_stops_the_run_after_saving(undisturbed, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     process = start(folder)
     assert process.stdout is not None
@@ -112,5 +113,5 @@ def test_a_closed_output_pipe_stops_the_run_after_saving(undisturbed, tmp_path):
     process.stdout.close()
     assert process.wait(60) == 143, process.stderr and process.stderr.read()
     assert list((folder / "checkpoints").glob("step-*"))
-    assert optg("train", *SMALL, folder=folder).returncode == 0
+    call(monkeypatch, "train", *SMALL, "--output", folder)
     assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()

@@ -67,10 +67,12 @@ def test_with_a_validation_split_the_test_images_are_looked_at_once(tmp_path, mo
 
 
 def test_a_run_with_a_validation_split_resumes_bit_for_bit(tmp_path, monkeypatch):
-    options = ["--model", "tests.training.user_code:stopping", "--validate"]
-    assert optg("train", *SMALL, "--validate", folder=tmp_path / "whole").returncode == 0
-    stopped = [optg("train", *SMALL, *options, folder=tmp_path / "parts").returncode for _ in range(3)]
-    assert stopped[0] != 0
+    call(monkeypatch, "train", *SMALL, "--validate", "--output", tmp_path / "whole")
+    command = ("train", *SMALL, "--validate", "--model", "tests.training.user_code:stopping", "--output", tmp_path / "parts")
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="143"):
+            call(monkeypatch, *command)
+    call(monkeypatch, *command)
     whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     assert all((tensor == parts[name]).all() for name, tensor in whole.items())
     accuracies = [json.loads((tmp_path / name / "summary.json").read_text())["accuracy"] for name in ("whole", "parts")]

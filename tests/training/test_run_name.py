@@ -17,7 +17,7 @@ def name(*args: str) -> str:
         (["--method", "dense"], "digits-dense-0-seed0"),
         (["--recipe", "vgg19-cifar10:authors", "--sparsity", "0.9", "--seed", "3"], "vgg19-cifar10-authors-optg-0.9-seed3"),
         (["--recipe", "vgg19-cifar10", "--folder", "/data", "--no-graph", "--no-compile"], "vgg19-cifar10-optg-0.95-seed0"),
-        (["--epochs", "25", "--model", "digits", "--method.every-epochs", "1"], "digits-optg-0.95-seed0"),
+        (["--epochs", "25", "--model", "digits", "--method.every", "epoch"], "digits-optg-0.95-seed0"),
     ],
 )
 def test_runs_with_the_settings_of_the_recipe_keep_their_names(args, expected):

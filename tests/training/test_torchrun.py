@@ -55,9 +55,10 @@ def test_a_worker_that_dies_is_replaced_and_the_run_resumes(two, tmp_path):
     assert (folder / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
 
 
-def test_a_run_resumes_with_four_then_two_then_one_process(undisturbed, tmp_path):
+@pytest.mark.parametrize("stops", [[(2, 15)], pytest.param([(4, 15), (2, 35)], marks=pytest.mark.long)])
+def test_a_run_resumes_with_fewer_processes_and_then_one(undisturbed, tmp_path, stops):
     folder = tmp_path / "shrinking"
-    for processes, until in ((4, 15), (2, 35)):
+    for processes, until in stops:
         command = torchrun(processes, folder, "fsdp")
         log = (tmp_path / f"{processes}.log").open("w")
         process = subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stdout=log, stderr=log)

@@ -15,7 +15,7 @@ from optg.core.channels.trace import find_links
 from optg.core.preserve import evaluating
 from optg.core.prunable import unwrap
 
-DRAWS = 4  # of random weights
+DRAWS = 4  # trials, each with new random weights
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative to the largest output
 
 

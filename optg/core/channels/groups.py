@@ -19,7 +19,7 @@ ONE_UNIT = "it has only one unit, and one must stay"
 class Member:
     """The slices of one parameter or buffer that belong to the units of a group."""
 
-    name: str  # of the parameter or buffer
+    name: str  # name of the parameter or buffer
     dim: int
     index: Tensor  # row u lists the positions along `dim` that unit u owns
     source: bool  # zeroed when a unit is removed? weights, biases and norms are; inputs of later layers are not

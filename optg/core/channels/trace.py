@@ -26,7 +26,7 @@ class Link(NamedTuple):
 
     layer: nn.Module
     other: nn.Module | nn.Parameter
-    port: Port  # of `other`
+    port: Port  # where `other` is entered or left
     pairs: Tensor  # rows of (channel of `layer`, channel of `other`)
     dim: int  # the channel dimension of a bare parameter
     refusal: str  # why these channels cannot be removed; empty if nothing is against it
@@ -52,7 +52,7 @@ def find_links(model: nn.Module, example: Any) -> Iterator[Link]:
     """Yield all links of a model that needs gradients in all its parameters and is in evaluation mode."""
     graph, outputs = build_graph(model, example)
     reached: dict[Any, set[int]] = defaultdict(set)
-    for layer in model.modules():  # in the model's own order, not in that of the trace
+    for layer in model.modules():  # in the order of the model, not of the trace
         kind = kind_of(layer)
         if kind in WEIGHTED and layer in graph.module2node:
             channels = len(next(kind.slots(layer, "output")).index)

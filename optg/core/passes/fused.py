@@ -19,12 +19,12 @@ from optg.core.ranking import Cuts, Zeros, comparable, flat_scores, radix_select
 from optg.core.sharding import Shards
 
 STEP = 1 << 11  # entries that a program reads at once
-TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # of weights
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # types of weights
 SCORES = {**TYPES, torch.float64: tl.float64}
-BITS = 8  # of a key that one round of the selection decides
-TIE_BITS = 13  # of an index that one round decides: two rounds for up to 67M scores
+BITS = 8  # how many bits of a key one round of the selection decides
+TIE_BITS = 13  # the same for an index: two rounds decide up to 67M scores
 KEEP, DROP = -1, -2  # keep or drop all ties of a layer
-SCORE_TABLES = Tables()  # of lists that nobody keeps: scores made again are often where the last ones were
+SCORE_TABLES = Tables()  # of temporary lists: new scores often have the addresses of the last ones
 
 
 def gpu_of(tensor: Tensor) -> AbstractContextManager[object]:

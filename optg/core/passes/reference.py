@@ -16,9 +16,9 @@ from optg.core.ranking import Cuts, Threshold, Zeros, comparable, flat_scores, r
 from optg.core.sharding import Shards
 
 CHUNK = 1 << 18  # scores read at once, or weights that all operations of a pass visit together: they fit in cache
-BITS = 16  # of a key that one round of the selection decides
-HAM_CLAMP = 2.0  # of α · sign(w) · g, before it is multiplied by the learning rate
-STEP_CLAMP = 0.2  # of HAM's exponent if it is made from a step: what the other clamp allows at a learning rate of 0.1
+BITS = 16  # how many bits of a key one round of the selection decides
+HAM_CLAMP = 2.0  # bounds α · sign(w) · g, before the learning rate multiplies it
+STEP_CLAMP = 0.2  # bounds HAM's exponent if it follows from a step: HAM_CLAMP at a learning rate of 0.1
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 

@@ -15,8 +15,8 @@ CACHE: dict[Any, Tensor] = {}  # small tensors that depend on layer shapes and d
 
 class Table(NamedTuple):
     blocks: Tensor  # layer, start and length of each program's block
-    addresses: Tensor  # of each layer's first entry, one row per list
-    align: int  # of all addresses and lengths
+    addresses: Tensor  # address of each layer's first entry, one row per list
+    align: int  # a divisor of all addresses and lengths
 
 
 class Tables:

@@ -42,7 +42,7 @@ class Paradox:
     lr: float = 0.01  # learning rate of these steps
     accumulate: int = 64  # steps in which OptG's scores are learned, if no checkpoint has them
     samples: int = 8  # number of removed weights that are also measured one at a time
-    seed: int = 0  # of the data order, the random criterion and the samples
+    seed: int = 0  # seed of the data order, the random criterion and the samples
     device: str = "auto"  # cuda, cpu; auto: a GPU if there is one
     trust: TrustFlag = False
     output: Path | None = None  # folder for paradox.jsonl and paradox.png; by default paradox/ and the model's name

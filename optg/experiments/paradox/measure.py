@@ -42,7 +42,7 @@ class Row:
     criterion: str
     removed: int
     share: float  # removed / number of nonzero weights
-    loss: float  # of the whole model
+    loss: float  # before weights are removed
     predicted: float
     true: float
     tuned: float | None

@@ -16,7 +16,7 @@ class Logger(ABC):
     package: ClassVar[str]  # the module it imports
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder  # of the run
+        self.folder = folder  # the run folder
 
     @abstractmethod
     def start(self, run: str, settings: dict[str, Any]) -> None:
