@@ -144,7 +144,7 @@ class Sparsifier:
             weights.effective, weights.soft_threshold = partial(method.effective, weights), method.soft_threshold
         weights.show_effective()
         self._step = SparseStep(name, method, weights, clock, optimizers, self.model)
-        if not all(map(torch.equal, before, weights.values)):
+        if weights.effective or not all(map(torch.equal, before, weights.values)):
             self._step.first_mask = FirstMask(before, weights)
         self._step.zeros = zeros
         attach(optimizers, weights.parameters)
