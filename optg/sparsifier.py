@@ -16,11 +16,11 @@ from optg.core.assignment import StructureLike, assign_structures
 from optg.core.averages import mask_model
 from optg.core.clipping import clip_grad_norm_
 from optg.core.clock import ENDLESS, Clock
-from optg.core.coverage import warn_of_coverage
+from optg.core.coverage import find_frozen, warn_of_coverage
 from optg.core.floors import Floor
 from optg.core.optimizers import attach, detach, join, refuse_attached
 from optg.core.probe import Loss, Probe
-from optg.core.prunable import Pattern, as_patterns, find_frozen, find_prunable
+from optg.core.prunable import Pattern, as_patterns, find_prunable
 from optg.core.refusals import (
     refuse_fsdp1,
     refuse_optimizer,
@@ -144,7 +144,7 @@ class Sparsifier:
             weights.effective, weights.soft_threshold = partial(method.effective, weights), method.soft_threshold
         weights.show_effective()
         self._step = SparseStep(name, method, weights, clock, optimizers, self.model)
-        if not all(map(torch.equal, before, weights.values)):
+        if weights.effective or not all(map(torch.equal, before, weights.values)):
             self._step.first_mask = FirstMask(before, weights)
         self._step.zeros = zeros
         attach(optimizers, weights.parameters)

@@ -51,6 +51,11 @@ def without_grad(hook: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured, so that the host must not wait for the device."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 class SparseStep:
     """Hooks into one optimizer, or into several that train one model."""
 
@@ -83,8 +88,10 @@ class SparseStep:
     @torch.compiler.disable
     @without_grad
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if self.zeros:
+        if self.zeros and not is_capturing():  # looking waits for the device
             self.zeros.warn()
+        if self.first_mask and self.weights.effective and not is_capturing():
+            self.first_mask.adopt_changes(self.weights)
         self.first_mask = self.zeros = None
         if self.idle:
             return args, kwargs
@@ -114,7 +121,7 @@ class SparseStep:
     @torch.compiler.disable
     @without_grad
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        capturing = is_capturing()
         if self.idle:
             if not capturing and (self.round is None or self.round.add(optimizer)):
                 self._move_clock()

@@ -169,6 +169,28 @@ def test_a_model_may_change_its_dtype_after_sparsify(method):
 # ---- sparsifiers
 
 
+@pytest.mark.parametrize("method", ["optg", "gmp", "dpf", "str", "feather", "st3", "st3-sigma"])
+def test_a_pretrained_model_may_be_loaded_after_sparsify(method):
+    """DDP's first broadcast writes to the model in the same way."""
+    results = []
+    for late in (False, True):
+        torch.manual_seed(1)
+        model, pretrained = convnet(), convnet().state_dict()
+        if not late:
+            model.load_state_dict(pretrained)
+        optimizer, sparsifier = attach(model, method=method)
+        if late:
+            model.load_state_dict(pretrained)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for batch in batches(EPOCHS * STEPS):
+                step(model, optimizer, batch)
+            sparsifier.finish()
+        results.append(model.state_dict())
+    for name, value in results[0].items():
+        assert torch.equal(value, results[1][name]), name
+
+
 def test_the_caller_does_not_need_to_keep_the_sparsifier():
     model = convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import torch
 from torch import nn
 
 from optg.core.clock import Clock
@@ -46,22 +47,31 @@ def collapsed_parts(weights: SparseWeights, layer: int, zeros: int) -> set[int]:
 
 
 class ZerosWatch:
-    """Warns if a model is sparse already: if over 10 % of its weights are exactly 0, not counting layers that are all 0.
+    """Warns if a model is sparse already: if over 10 % of its kept weights are exactly 0, not counting layers that are all 0.
 
-    The warning waits for the first step: a run that resumes has zeros too, and loads its state before that.
+    The warning waits for the first step: a run that resumes has zeros too, and loads its state before that. The first step
+    looks again, because a checkpoint may have been loaded since `sparsify`.
     """
 
     def __init__(self, weights: SparseWeights, expected: bool) -> None:
-        nonzero = weights.mask_set.count_nonzero(weights.values).tolist()
-        layers = [(n, shape.numel()) for n, shape in zip(nonzero, weights.shapes) if n]
-        self.share = 0.0 if expected else 1 - sum(n for n, _ in layers) / max(1, sum(size for _, size in layers))
+        self.weights = weights
+        self.share = 0.0 if expected else self.measure()
+
+    def measure(self) -> float:
+        """Return the share of zeros among the weights that the masks keep. Waits for the device."""
+        masks = self.weights.masks
+        zeros = self.weights.mask_set.count_nonzero([(v == 0) & mask for v, mask in zip(self.weights.values, masks)])
+        kept = self.weights.mask_set.count_nonzero(masks)
+        layers = [counts for counts in torch.stack([zeros, kept], 1).tolist() if counts[0] < counts[1]]
+        return sum(zeros for zeros, _ in layers) / max(1, sum(kept for _, kept in layers))
 
     def warn(self) -> None:
-        if self.share > 0.1:
+        share = max(self.share, self.measure())
+        if share > 0.1:
             warnings.warn(
-                f"{self.share:.0%} of the weights were exactly 0 before training: the model is sparse already. To keep its "
-                "zeros, use method='keep'; to continue an interrupted run, load the sparsifier's state; otherwise go on, and "
-                "they are trained like any other weight",
+                f"{share:.0%} of the weights were exactly 0 before training: the model is sparse already. To keep its zeros, "
+                "load the model first, then call sparsify with method='keep'; to continue an interrupted run, load the "
+                "sparsifier's state; otherwise go on, and they are trained like any other weight",
                 stacklevel=5,
             )
 

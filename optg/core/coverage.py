@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from optg.core.layer_kinds import EMBEDDINGS, Owner
-from optg.core.prunable import Pattern, find_adapters, find_candidates, find_computed, find_owners, matches_weight
+from optg.core.prunable import (
+    Pattern,
+    find_adapters,
+    find_candidates,
+    find_computed,
+    find_frozen_prunable,
+    find_owners,
+    matches_weight,
+)
 
 ENOUGH = 0.8  # share of the matrix weights that may be covered without a word
 TABLES = ("embed", "token", "position")  # in the name of a parameter that is looked up or added, not multiplied by
@@ -16,26 +24,10 @@ TABLES = ("embed", "token", "position")  # in the name of a parameter that is lo
 def warn_of_coverage(
     model: nn.Module, covered: dict[str, nn.Parameter], include: Sequence[Pattern] | None, exclude: Sequence[Pattern]
 ) -> None:
-    """Warn if the covered weights are less than 80 % of the matrix weights, unless the user chose them with `include`.
-
-    Matrix weights are trained parameters of two or more dimensions, without biases, norms, embeddings (also positions and
-    tokens), adapters, and parameters with a single dimension above 1 or a leading dimension of 1, which are added or
-    broadcast. Not counted either: weights that `exclude` matches, and those that a layer computes at every call, which have
-    a warning of their own.
-    """
+    """Warn if the covered weights are less than 80 % of the matrix weights, unless the user chose them with `include`."""
     if include is not None and ... not in include:
         return
-    owners = find_owners(model)
-    candidates, adapters = find_candidates(model, owners, find_computed(model)), find_adapters(model)
-    dense = {
-        name: p.numel()
-        for name, p in candidates.items()
-        if name not in covered
-        and p not in adapters
-        and is_matrix(p)
-        and not any(is_table(owner) for owner in owners[p])
-        and not any(matches_weight(pattern, owners[p]) for pattern in exclude)
-    }
+    dense = {name: p.numel() for name, p in find_matrices(model, exclude).items() if name not in covered}
     pruned = sum(p.numel() for p in covered.values())
     if pruned >= ENOUGH * (total := pruned + sum(dense.values())):
         return
@@ -49,6 +41,31 @@ def warn_of_coverage(
         "register their class with optg.prunable; to leave them dense, name them in `exclude`",
         stacklevel=3,
     )
+
+
+def find_matrices(model: nn.Module, exclude: Sequence[Pattern], trained: bool = True) -> dict[str, nn.Parameter]:
+    """Return the matrix weights of a model by name: the trained ones, or the frozen ones.
+
+    Matrix weights are parameters of two or more dimensions, without biases, norms, embeddings (also positions and tokens),
+    adapters, and parameters with a single dimension above 1 or a leading dimension of 1, which are added or broadcast. Not
+    counted either: weights that `exclude` matches, and those that a trained layer computes at every call, which have a warning
+    of their own.
+    """
+    owners, adapters = find_owners(model), find_adapters(model)
+    return {
+        name: p
+        for name, p in find_candidates(model, owners, find_computed(model), trained).items()
+        if p not in adapters
+        and is_matrix(p)
+        and not any(is_table(owner) for owner in owners[p])
+        and not any(matches_weight(pattern, owners[p]) for pattern in exclude)
+    }
+
+
+def find_frozen(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
+    """Return the frozen weights of which `sparsify` would say something if they were trained: it prunes them, or warns."""
+    frozen = find_frozen_prunable(model, include, exclude)
+    return frozen | find_matrices(model, exclude, trained=False) if include is None or ... in include else frozen
 
 
 def is_matrix(p: Tensor) -> bool:

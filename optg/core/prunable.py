@@ -81,7 +81,9 @@ def find_prunable(model: nn.Module, include: Sequence[Pattern] | None, exclude: 
     return select(model, candidates, owners, include, exclude)
 
 
-def find_frozen(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
+def find_frozen_prunable(
+    model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]
+) -> dict[str, nn.Parameter]:
     """Return the weights that `find_prunable` leaves out only because they are frozen."""
     owners = find_owners(model)
     candidates = find_candidates(model, owners, {}, trained=False)

@@ -12,13 +12,13 @@ TWO_WEIGHTS = (
     "sparse from the first step, or another optimizer"
 )
 SECOND_ORDER = "it needs a second backward pass through gradients that a sparse step changes in place. Use SGD or AdamW"
+TWO_STEPS = "its first_step and second_step bypass optimizer.step(), so optg would see no step. Use SGD or AdamW"
 MOVED_WEIGHTS = "it evaluates the model at moved weights inside a step, while the model holds latent weights. Use SGD or AdamW"
 IN_BACKWARD = "it updates weights during the backward pass, so optg would see no step. Use SGD or AdamW"
 INNER_OPTIMIZER = "it steps an inner optimizer, which optg takes for a copy without a sparsifier. Use the inner optimizer alone"
 REFUSED = {  # by class name: these classes are in many packages
     "LBFGS": "it evaluates the model many times inside one step, while the model holds latent weights. Use SGD or AdamW",
     "SparseAdam": "it accepts sparse gradients only, and mask scores need dense ones. Use SGD or AdamW",
-    "SAM": "its first_step and second_step bypass optimizer.step(), so optg would see no step. Use SGD or AdamW",
     **dict.fromkeys(("AdaHessian", "Adahessian", "SophiaH", "Sophia"), SECOND_ORDER),
     **dict.fromkeys(("GSAM", "WSAM", "BSAM", "LookSAM", "FriendlySAM"), MOVED_WEIGHTS),
     **dict.fromkeys(("LOMO", "AdaLOMO"), IN_BACKWARD),
@@ -74,6 +74,8 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimi
         two = "ScheduleFree" in kind.__name__ or kind.__name__ == "SPlus"
         if two and method.lower() not in SPARSE_FROM_THE_START:
             raise TypeError(f"{kind.__name__} cannot train a sparse model with {method}: {TWO_WEIGHTS}")
+    if hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step"):  # SAM and its relatives
+        raise TypeError(f"{type(optimizer).__name__} cannot train a sparse model: {TWO_STEPS}")
     if not getattr(type(optimizer).step, "hooked", False):  # set by torch.optim.Optimizer.__init__
         refuse_wrapper(optimizer)
         raise TypeError(

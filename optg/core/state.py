@@ -122,3 +122,10 @@ class FirstMask:
         """
         if all(map(torch.equal, self.after, weights.values)):
             torch._foreach_copy_(weights.values, self.before)
+
+    def adopt_changes(self, weights: SparseWeights) -> None:
+        """Take layers that were changed since as latent weights: a checkpoint was loaded, or DDP has broadcast rank 0's."""
+        assert weights.latent is not None
+        for after, value, latent in zip(self.after, weights.values, weights.latent):
+            if not torch.equal(after, value):
+                latent.copy_(value)

@@ -14,6 +14,9 @@ from optg.core.sharding import local_piece, to_local
 from optg.methods import Method, resolve
 from optg.sparsifier import Sparsifier, sparsify
 
+# Hooks that trainers call first; the callbacks of other trainers lack them.
+FIRST_HOOKS = {"on_init_end": "transformers", "setup": "lightning", "on_exception": "lightning"}
+
 
 class Attachment:
     """A sparsifier for one training run of a trainer. `sparsifier` is None until training starts.
@@ -35,6 +38,12 @@ class Attachment:
         self.sparsifier: Sparsifier | None = None
         self.at_target = False  # at the last look; a rise to the target makes earlier scores of the model worthless
         self.first_step = 0  # the trainer's step when the sparsifier's clock was at 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Name the callback to import if the trainer of another package calls this one."""
+        trainer = FIRST_HOOKS.get(name)
+        hint = f": this trainer's Sparsify is in optg.integrations.{trainer}" if trainer else ""
+        raise AttributeError(f"the Sparsify of {type(self).__module__} has no {name!r}{hint}")
 
     def attach(
         self,

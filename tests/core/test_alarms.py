@@ -131,6 +131,31 @@ def test_weights_that_are_unfrozen_during_training_are_named(in_optimizer):
         train_once(model, optimizer)
 
 
+class Unknown(nn.Module):
+    """A layer of a class that optg does not prune by default."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x):
+        return x @ self.matrix
+
+
+@pytest.mark.parametrize(("options", "named"), [({}, True), ({"exclude": "0.*"}, False), ({"include": "1.*"}, False)])
+def test_unfrozen_weights_of_unknown_classes_are_named_unless_the_user_left_them_out(options, named):
+    model = nn.Sequential(Unknown(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if not options.get("exclude"):
+        model[0].requires_grad_(False)
+    optg.sparsify(model, optimizer, "gmp", sparsity=0.5, steps=10, **options)
+    model[0].requires_grad_(True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train_once(model, optimizer)
+    assert any("so they stay dense: 0.matrix" in str(warning.message) for warning in caught) == named
+
+
 def train_once(model, optimizer):
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()

@@ -116,8 +116,10 @@ class AdamWScheduleFree(torch.optim.SGD):
     pass
 
 
-class SAM(torch.optim.SGD):
-    pass
+class AdaptiveSAM(torch.optim.SGD):
+    """SAM has relatives in many packages, by many names."""
+
+    first_step = second_step = torch.optim.SGD.step
 
 
 class SophiaH(torch.optim.SGD):
@@ -129,7 +131,7 @@ class SophiaH(torch.optim.SGD):
     [
         (AdamWScheduleFree, "optg", "AdamWScheduleFree cannot train a sparse model with OptG: it keeps two sets of weights"),
         (AdamWScheduleFree, "gmp", "Use method='rigl' or 'set'"),
-        (SAM, "optg", "SAM cannot train a sparse model: its first_step and second_step bypass"),
+        (AdaptiveSAM, "optg", "AdaptiveSAM cannot train a sparse model: its first_step and second_step bypass"),
         (SophiaH, "optg", "SophiaH cannot train a sparse model: it needs a second backward pass"),
     ],
 )

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.blocked import run_without
+from tests.integrations.test_lightning import fit
+from tests.integrations.test_transformers import train
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -18,6 +20,15 @@ def test_a_missing_package_is_named_with_its_extra(module: str, missing: tuple[s
     done = run_without(missing, f"import optg.integrations.{module}")
     assert done.returncode != 0
     assert f"pip install 'optg[{module}]'" in done.stderr.splitlines()[-1]
+
+
+def test_the_callback_of_another_trainer_is_refused_with_the_right_import(tmp_path: Path) -> None:
+    from optg.integrations import lightning, transformers
+
+    with pytest.raises(AttributeError, match=r"this trainer's Sparsify is in optg\.integrations\.lightning"):
+        fit(tmp_path, transformers.Sparsify())
+    with pytest.raises(AttributeError, match=r"this trainer's Sparsify is in optg\.integrations\.transformers"):
+        train(tmp_path, lightning.Sparsify())
 
 
 @pytest.mark.parametrize(("trainer", "sparsity"), [("lightning", 0.95), ("transformers", 0.8), ("accelerate", 0.95)])

@@ -1,4 +1,4 @@
-"""The callback for transformers on weights that FSDP2 has split over two gloo processes."""
+"""The callback for transformers on two gloo processes: weights that FSDP2 has split, and models that DDP has copied."""
 
 import os
 import socket
@@ -9,6 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+import optg
+from optg.integrations.state_file import read_state
+from tests.integrations.zeros import zeros
 
 WORLD, STEPS = 2, 12
 
@@ -26,14 +30,16 @@ def train_sharded(rank: int, port: int, folder: str, report: Any) -> None:
     from tests.torchvision_import import import_torchvision
 
     import_torchvision()
+    from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
     from torch.distributed.tensor import DTensor
+    from torch.nn.parallel import DistributedDataParallel
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from optg.integrations.state_file import fingerprint, read_state, whole
     from optg.integrations.transformers import STATE_FILE, Sparsify
     from tests.integrations.test_transformers import sentences, tiny_bert
-    from tests.integrations.zeros import expected_zeros
+    from tests.integrations.zeros import expected_zeros, zeros
 
     class ShardingTrainer(Trainer):
         def create_accelerator_and_postprocess(self) -> None:
@@ -68,6 +74,20 @@ def train_sharded(rank: int, port: int, folder: str, report: Any) -> None:
     assert sum(int((weight == 0).sum()) for weight in gathered.values()) == expected_zeros(tiny_bert(), 0.9)
     for name, mask in callback.sparsifier.masks.items():
         assert not gathered[name][~whole(mask)].any(), name
+
+    # DDP copies the model: every process has the same zeros
+    AcceleratorState._reset_state(reset_partial_state=False)
+    options |= {"save_strategy": "steps", "save_steps": 8}
+    arguments = TrainingArguments(f"{folder}/ddp", report_to="none", use_cpu=True, disable_tqdm=True, **options)
+    callback = Sparsify("optg", sparsity=0.9)
+    trainer = Trainer(tiny_bert(), arguments, train_dataset=sentences(), callbacks=[callback])
+    trainer.train()
+    assert isinstance(trainer.model_wrapped, DistributedDataParallel)
+    assert zeros(trainer.model) == expected_zeros(trainer.model, 0.9)
+    mine = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    first = mine.clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(mine, first)
     report.put(rank)
     dist.barrier()  # a process that exits early breaks the connections of the others
     os._exit(0)  # a normal exit sometimes aborts in torch's own threads
@@ -75,6 +95,20 @@ def train_sharded(rank: int, port: int, folder: str, report: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_gathered_model_is_exactly_sparse(tmp_path: Path) -> None:
+    from optg.integrations.transformers import STATE_FILE  # here and above, because processes import torchvision first
+    from tests.integrations.test_transformers import tiny_bert
+
     report = mp.get_context("spawn").SimpleQueue()
     mp.spawn(train_sharded, args=(free_port(), str(tmp_path), report), nprocs=WORLD)
     assert sorted(report.get() for _ in range(WORLD)) == list(range(WORLD))
+
+    # the states are those of the bare model: one process can resume from either
+    for saved in (tmp_path / "checkpoint-8", tmp_path / "ddp" / "checkpoint-8"):
+        model = tiny_bert()
+        optimizer = torch.optim.AdamW(model.parameters())
+        sparsifier = optg.sparsify(model, optimizer, "optg", sparsity=0.9, steps=STEPS)
+        state = read_state(saved / STATE_FILE)
+        assert state
+        sparsifier.load_state_dict(state["sparsifier"])
+        assert sparsifier.clock.step == 8 and sparsifier.sparsity > 0.5
+        assert zeros(model) >= sum(int((~mask).sum()) for mask in sparsifier.masks.values())

@@ -24,6 +24,7 @@ class UsedWeights(TorchFunctionMode):
     }
     OTHERS: ClassVar = {
         *(F.multi_head_attention_forward, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+        *(torch.lstm_cell, torch.gru_cell),
         torch.addmm,  # transformers' Conv1D
     }
 

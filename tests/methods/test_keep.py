@@ -88,6 +88,21 @@ def test_other_methods_say_once_that_a_model_is_sparse_already(method):
     assert len(caught) == 1
 
 
+@pytest.mark.parametrize("method", ["gmp", "optg", "rigl", "set", "feather", "keep"])
+@pytest.mark.filterwarnings("ignore:(RigL|SET) exchanges", "ignore:the model has no zeros")
+def test_a_sparse_checkpoint_that_is_loaded_after_sparsify_is_noticed(method):
+    """A run that resumes with its model's and its optimizer's state only would begin anew."""
+    model = convnet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    goals = {} if method == "keep" else {"sparsity": 0.5, "steps": 20}
+    optg.sparsify(model, optimizer, method, **goals)
+    model.load_state_dict(sparse_model(0.9).state_dict())
+    with pytest.warns(UserWarning, match=r"\d\d% of the weights were exactly 0 .*load the sparsifier's state") as caught:
+        for batch in batches(2):
+            step(model, optimizer, batch)
+    assert len(caught) == 1
+
+
 def test_a_few_zeros_or_a_loaded_state_are_no_news():
     model = sparse_model(0.08)
     nn.init.zeros_(model[0].weight)

@@ -14,6 +14,7 @@ class Logger(ABC):
 
     name: ClassVar[str]  # as in --log NAME and optg[NAME]
     package: ClassVar[str]  # the module it imports
+    hint: ClassVar[str] = ""  # what most often helps if it cannot start
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder  # the run folder
@@ -43,7 +44,8 @@ class RunLog:
             try:
                 logger.start(run, settings)
             except Exception as error:
-                raise ValueError(f"--log {logger.name} cannot start: {first_line(error)}") from error
+                hint = f". {logger.hint}" if logger.hint else ""
+                raise ValueError(f"--log {logger.name} cannot start: {first_line(error).rstrip('.')}{hint}") from error
             self.started.append(logger)
 
     def log(self, row: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from optg.training.loggers.base import Logger
 class MLflow(Logger):
     name = "mlflow"
     package = "mlflow"
+    hint = "Set MLFLOW_TRACKING_URI to the address of a server, or `pip install mlflow` for a local database"
 
     def start(self, run: str, settings: dict[str, Any]) -> None:
         import mlflow

@@ -11,6 +11,7 @@ from optg.training.loggers.base import Logger
 class WandB(Logger):
     name = "wandb"
     package = "wandb"
+    hint = "Without an account or a network, set WANDB_MODE=offline"
 
     def start(self, run: str, settings: dict[str, Any]) -> None:
         import wandb

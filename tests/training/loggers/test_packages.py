@@ -95,3 +95,4 @@ def test_a_logger_that_cannot_start_stops_the_run_with_one_line(tmp_path, monkey
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://")
     message = refusal(monkeypatch, capsys, "train", *SMALL, "--log", "mlflow", "--output", Path(tmp_path / "run"))
     assert message.startswith("optg: --log mlflow cannot start: ") and message.count("\n") == 1
+    assert "Set MLFLOW_TRACKING_URI to the address of a server" in message
