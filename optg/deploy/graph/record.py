@@ -1,9 +1,9 @@
-"""Record the operations of a plain model, in a fraction of the time that torch.export takes.
+"""Record the operations of a plain model, in a third of the time that torch.export takes.
 
-The model runs once on fake tensors whose batch size is a symbol. In inference mode torch hands every operation to the recorder
-whole, as torch.export records it. The recorder leaves the model to torch.export as soon as it meets anything else: sizes that
-are computed from the batch, decisions on the batch size or on values, tensors that are neither inputs nor parameters nor
-buffers, operations that a packed file may not use, or attributes that forward assigns.
+The model runs once on fake tensors, which have no values, and whose batch size is a symbol. In inference mode torch hands every
+operation to the recorder whole, as torch.export records it. The recorder leaves the model to torch.export if it meets anything
+else: sizes that are computed from the batch, decisions on the batch size or on values, tensors that are neither inputs nor
+parameters nor buffers, operations that a packed file may not use, or attributes that forward changes.
 """
 
 import inspect
@@ -14,9 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -50,42 +47,45 @@ def record(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
 
 
 def record_plain(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], batched: set[int]) -> Trace:
-    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    require(all(map(operator.is_, given.values(), (*args, *kwargs.values()))) and not isinstance(model, torch.jit.ScriptModule))
+    # Imported here: if another version of torch has them elsewhere, torch.export captures the model.
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
     shape_env = ShapeEnv()
     mode, recorder = FakeTensorMode(shape_env=shape_env), Recorder()
-    inputs = {name.lower(): fake_input(mode, value, id(value) in batched) for name, value in given.items()}
+
+    def fake_input(value: Tensor) -> Tensor:
+        sizes = [DimDynamic.DUCK if i == 0 and id(value) in batched else DimDynamic.STATIC for i in range(value.ndim)]
+        context = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * value.ndim)
+        fake: Tensor = mode.from_tensor(value, symbolic_context=context)  # DUCK: all inputs share one symbol
+        return fake
+
+    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    require(all(map(operator.is_, given.values(), (*args, *kwargs.values()))) and not isinstance(model, torch.jit.ScriptModule))
+    inputs = {name.lower(): fake_input(value) for name, value in given.items()}
     require(len(inputs) == len(args) + len(kwargs))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    fakes = {name: mode.from_tensor(value, static_shapes=True) for name, value in tensors.items()}
+    fakes: dict[str, Tensor] = {name: mode.from_tensor(value, static_shapes=True) for name, value in tensors.items()}
     for name, fake in inputs.items():
         recorder.add_placeholder(fake).name = name
     tensor_of = {recorder.add_placeholder(fake).name: (name, tensors[name]) for name, fake in fakes.items()}
-    fake_args = tuple(inputs.values())
+    values = list(inputs.values())
+    positional, named = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :]))
     with without_fast_kernels(), enable_python_dispatcher(), mode, recorder, torch.inference_mode():
-        outputs = torch.func.functional_call(model, fakes, fake_args[: len(args)], dict(zip(kwargs, fake_args[len(args) :])))
+        outputs = torch.func.functional_call(model, fakes, positional, named)
     require(recorder.plain and not shape_env.guards and not shape_env.deferred_runtime_asserts)
     require(replace_inplace_ops(recorder.graph))
     for node in recorder.graph.nodes:
-        require(node.op == "placeholder" or (node.name not in inputs and is_known(node)))
-    specs = [
-        InputSpec(name, (None, *v.shape[1:]) if id(value) in batched else tuple(v.shape), v.dtype)
-        for (name, v), value in zip(inputs.items(), given.values())
-    ]
+        require(node.op == "placeholder" or (node.name not in inputs and is_usual(node)))
+    shapes = [(None, *value.shape[1:]) if id(value) in batched else tuple(value.shape) for value in given.values()]
+    specs = [InputSpec(name, shape, fake.dtype) for (name, fake), shape in zip(inputs.items(), shapes)]
     return Trace(recorder.graph, specs, tensor_of, pytree.tree_map(recorder.output, outputs))
 
 
-def fake_input(mode: FakeTensorMode, value: Tensor, batched: bool) -> Tensor:
-    """Return a fake tensor like this one, whose batch size is a symbol. All inputs share the symbol."""
-    sizes = [DimDynamic.DUCK if batched and i == 0 else DimDynamic.STATIC for i in range(value.ndim)]
-    context = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * value.ndim)
-    return mode.from_tensor(value, symbolic_context=context)
-
-
-def is_known(node: fx.Node) -> bool:
-    return (
-        node.target is operator.getitem or is_permitted(str(node.target)) or is_identity(node) or is_plain_clone(node)
-    )
+def is_usual(node: fx.Node) -> bool:
+    """Return whether a packed file may use the operation, or needs none."""
+    return node.target is operator.getitem or is_permitted(str(node.target)) or is_identity(node) or is_plain_clone(node)
 
 
 class Recorder(TorchDispatchMode):
@@ -95,25 +95,21 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = fx.Graph()
         self.nodes: dict[int, fx.Node] = {}  # by the id of the tensor
-        self.alive: list[Tensor] = []  # no other tensor gets their ids
-        self.plain = True  # the model may catch NotPlain
+        self.alive: list[Tensor] = []  # so that no other tensor gets their ids
+        self.plain = True  # False after an error, which the model may catch
 
     def add_placeholder(self, fake: Tensor) -> fx.Node:
         node = self.graph.placeholder("placeholder")
-        self.keep(fake, node)
+        self.add_result(fake, node)
         return node
-
-    def keep(self, value: Tensor, node: fx.Node) -> None:
-        self.nodes[id(value)] = node
-        self.alive.append(value)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
         try:
-            node_args, node_kwargs = self.argument(tuple(args)), self.argument(kwargs)
-            node = self.graph.create_node("call_function", func, node_args, node_kwargs, name=func.overloadpacket.__name__)
+            new_args, new_kwargs = self.argument(tuple(args)), self.argument(kwargs)
+            node = self.graph.create_node("call_function", func, new_args, new_kwargs, name=func.overloadpacket.__name__)
             result = func(*args, **kwargs)
             self.add_result(result, node)
         except BaseException:
@@ -123,14 +119,15 @@ class Recorder(TorchDispatchMode):
 
     def add_result(self, result: Any, node: fx.Node) -> None:
         if isinstance(result, Tensor):
-            self.keep(result, node)
-        else:
-            require(isinstance(result, (tuple, list)))
-            for i, item in enumerate(result):
-                self.add_result(item, self.graph.create_node("call_function", operator.getitem, (node, i), name="getitem"))
+            self.nodes[id(result)] = node
+            self.alive.append(result)
+            return
+        require(isinstance(result, (tuple, list)))  # not a number: fake tensors have no values
+        for i, part in enumerate(result):
+            self.add_result(part, self.graph.create_node("call_function", operator.getitem, (node, i), name="getitem"))
 
     def argument(self, value: Any) -> Any:
-        """Return an argument with nodes in place of tensors."""
+        """Return an argument with a node in place of each tensor."""
         kind = type(value)
         if kind in PLAIN_VALUES:
             return value
@@ -138,10 +135,11 @@ class Recorder(TorchDispatchMode):
             return kind(map(self.argument, value))
         if kind is dict:
             return {key: self.argument(item) for key, item in value.items()}
-        require(id(value) in self.nodes)  # neither a size that depends on the batch, nor an unknown tensor
+        require(id(value) in self.nodes)  # a size that depends on the batch, or a tensor from elsewhere
         return self.nodes[id(value)]
 
     def output(self, value: Any) -> Any:
+        """Return an output with a Ref in place of a tensor."""
         if isinstance(value, Tensor):
             return Ref(self.argument(value).name)
         require(type(value) in (type(None), bool, int, float, str))
@@ -151,42 +149,15 @@ class Recorder(TorchDispatchMode):
 @contextmanager
 def flags_of_export() -> Iterator[None]:
     """Let `torch.compiler.is_exporting()` and `is_compiling()` return True, as torch.export does."""
-    flags = {name: getattr(torch.compiler, name) for name in ("_is_compiling_flag", "_is_exporting_flag") if hasattr(torch.compiler, name)}
+    names = [name for name in ("_is_compiling_flag", "_is_exporting_flag") if hasattr(torch.compiler, name)]
+    before = [getattr(torch.compiler, name) for name in names]
     try:
-        for name in flags:
+        for name in names:
             setattr(torch.compiler, name, True)
         yield
     finally:
-        for name, value in flags.items():
+        for name, value in zip(names, before):
             setattr(torch.compiler, name, value)
-
-
-@contextmanager
-def unchanged_attributes(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all modules at the end of the block. Raise NotPlain if one has changed, or the parts of one."""
-    before = {module: (dict(vars(module)), list(leaves(vars(module)))) for module in model.modules()}
-    changed = False
-    try:
-        yield
-    finally:
-        for module, (attributes, known) in before.items():
-            now = list(leaves(vars(module)))
-            if len(now) != len(known) or not all(map(operator.is_, now, known)):
-                changed = True
-                vars(module).clear()
-                vars(module).update(attributes)
-    require(not changed)
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield what nested containers hold, and their keys."""
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, (dict, list, tuple, set)):
-            yield from leaves(item)
-        else:
-            yield item
-    if isinstance(value, dict):
-        yield from value
 
 
 @contextmanager
@@ -199,3 +170,31 @@ def without_fast_kernels() -> Iterator[None]:
     finally:
         for backend, was_enabled in zip(backends, enabled):
             backend.set_flags(was_enabled)
+
+
+@contextmanager
+def unchanged_attributes(model: nn.Module) -> Iterator[None]:
+    """Restore the modules' attributes at the end of the block. Raise NotPlain if one changed, or what one contains."""
+    before = {module: (dict(vars(module)), list(contents(vars(module)))) for module in model.modules()}
+    changed = False
+    try:
+        yield
+    finally:
+        for module, (attributes, known) in before.items():
+            now = list(contents(vars(module)))
+            if len(now) != len(known) or not all(map(operator.is_, now, known)):
+                changed = True
+                vars(module).clear()
+                vars(module).update(attributes)
+    require(not changed)
+
+
+def contents(value: Any) -> Iterator[Any]:
+    """Yield what a container and the containers in it hold."""
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, (dict, list, tuple, set)):
+            yield from contents(item)
+        else:
+            yield item
+    if isinstance(value, dict):
+        yield from value
