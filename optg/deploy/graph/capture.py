@@ -1,4 +1,4 @@
-"""Capture a model as a graph with torch.export, for any batch size where the model allows it."""
+"""Capture a model as a graph, for any batch size where the model allows it."""
 
 import inspect
 import warnings

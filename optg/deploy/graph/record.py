@@ -1,4 +1,4 @@
-"""Record the operations of a plain model, in a third of the time that torch.export takes.
+"""Record the operations of a plain model, in a fraction of the time that torch.export takes.
 
 The model runs once on fake tensors, which have no values, and whose batch size is a symbol. In inference mode torch hands every
 operation to the recorder whole, as torch.export records it. The recorder leaves the model to torch.export if it meets anything
@@ -8,8 +8,9 @@ parameters nor buffers, operations that a packed file may not use, or attributes
 
 import inspect
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,11 +50,13 @@ def record(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
 def record_plain(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], batched: set[int]) -> Trace:
     # Imported here: if another version of torch has them elsewhere, torch.export captures the model.
     from torch._dispatch.python import enable_python_dispatcher
+    from torch._subclasses.fake_impls import fast_detach
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     shape_env = ShapeEnv()
-    mode, recorder = FakeTensorMode(shape_env=shape_env), Recorder()
+    mode = FakeTensorMode(shape_env=shape_env)
+    recorder = Recorder(partial(fast_detach, mode))
 
     def fake_input(value: Tensor) -> Tensor:
         sizes = [DimDynamic.DUCK if i == 0 and id(value) in batched else DimDynamic.STATIC for i in range(value.ndim)]
@@ -91,11 +94,13 @@ def is_usual(node: fx.Node) -> bool:
 class Recorder(TorchDispatchMode):
     """Records every operation on fake tensors as a node of a graph, named as torch.export names it."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        self.copy = copy  # returns another tensor of the same shape
         self.graph = fx.Graph()
         self.nodes: dict[int, fx.Node] = {}  # by the id of the tensor
         self.alive: list[Tensor] = []  # so that no other tensor gets their ids
+        self.known: dict[Any, Tensor] = {}  # results, by operation and arguments
         self.plain = True  # False after an error, which the model may catch
 
     def add_placeholder(self, fake: Tensor) -> fx.Node:
@@ -110,16 +115,30 @@ class Recorder(TorchDispatchMode):
         try:
             new_args, new_kwargs = self.argument(tuple(args)), self.argument(kwargs)
             node = self.graph.create_node("call_function", func, new_args, new_kwargs, name=func.overloadpacket.__name__)
-            result = func(*args, **kwargs)
+            result = self.run(func, args, kwargs, node)
             self.add_result(result, node)
         except BaseException:
             self.plain = False
             raise
         return result
 
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any], node: fx.Node) -> Any:
+        """Return the operation's result, or a copy of the result for arguments like these: torch is slow to compute strides."""
+        require(torch.Tag.inplace_view not in func.tags)  # no tensor changes its shape
+        if func._schema.is_mutable or any(value.alias_info is not None for value in func._schema.returns):
+            return func(*args, **kwargs)
+        key = func, torch.get_default_dtype(), hashable(node.args), hashable(node.kwargs)
+        if key in self.known:
+            return self.copy(self.known[key])
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and id(result) not in self.nodes:  # dropout returns its input
+            self.known[key] = result
+        return result
+
     def add_result(self, result: Any, node: fx.Node) -> None:
         if isinstance(result, Tensor):
             self.nodes[id(result)] = node
+            node.meta["like"] = str(result.shape), str(result.stride()), result.dtype, result.device
             self.alive.append(result)
             return
         require(isinstance(result, (tuple, list)))  # not a number: fake tensors have no values
@@ -144,6 +163,17 @@ class Recorder(TorchDispatchMode):
             return Ref(self.argument(value).name)
         require(type(value) in (type(None), bool, int, float, str))
         return value
+
+
+def hashable(value: Any) -> Any:
+    """Return an argument with the type of each value, and the metadata of tensors in place of their nodes."""
+    if isinstance(value, fx.Node):
+        return value.meta["like"]
+    if isinstance(value, (tuple, list)):
+        return tuple(map(hashable, value))
+    if isinstance(value, dict):
+        return tuple((key, hashable(item)) for key, item in value.items())
+    return type(value), value
 
 
 @contextmanager
