@@ -60,7 +60,7 @@ def record_plain(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, T
 
     def fake_input(value: Tensor) -> Tensor:
         sizes = [DimDynamic.DUCK if i == 0 and id(value) in batched else DimDynamic.STATIC for i in range(value.ndim)]
-        context = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * value.ndim)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * value.ndim)
         fake: Tensor = mode.from_tensor(value, symbolic_context=context)  # DUCK: all inputs share one symbol
         return fake
 
