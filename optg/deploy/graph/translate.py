@@ -150,7 +150,7 @@ def translate_argument(value: Any, refs: dict[str, Any]) -> Any:
 
 def outputs_of(program: ExportedProgram) -> Any:
     """Return the outputs, with a Ref for every value that the program computes."""
-    known = {node.name for node in program.graph.nodes}
+    known = {node.name for node in program.graph.nodes if node.op in ("placeholder", "call_function")}
     for spec in program.graph_signature.output_specs:
         if spec.kind != OutputKind.USER_OUTPUT:
             raise GraphError(
