@@ -69,7 +69,7 @@ def fake_quantized(model: nn.Module, images: Tensor) -> fx.GraphModule:
 def quantized(model: nn.Module, images: Tensor, ranges: Mapping[str, Tensor]) -> nn.Module:
     """Return the int8 model that was trained: an int8 copy of a float model, with the ranges that its twin has learned."""
     prepared = observed(model, images)
-    found, known = activations(prepared), list(zip(*(ranges[key].tolist() for key in ("minimum", "maximum"))))
+    found, known = activations(prepared), list(zip(*checked(ranges)))
     if len(found) != len(known):
         raise ValueError(f"there are ranges of {len(known)} activations, but the model has {len(found)} quantized ones")
     with quiet(), torch.no_grad():
@@ -79,6 +79,16 @@ def quantized(model: nn.Module, images: Tensor, ranges: Mapping[str, Tensor]) ->
             observer.max_val.fill_(maximum)
         keep_ranges_through_dropout(prepared)
         return convert(prepared)
+
+
+def checked(ranges: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
+    """Return the minima and the maxima of activations, which may come from a file. Raise ValueError if they are no ranges."""
+    low, high = (ranges.get(key, torch.zeros(())) for key in ("minimum", "maximum"))
+    if not (low.ndim == 1 and low.shape == high.shape and low.dtype == high.dtype == torch.float32):
+        raise ValueError("the ranges of activations are damaged; expected as many minima as maxima, in float32")
+    if not bool(((low <= high) & (high - low).isfinite()).all()):
+        raise ValueError("the ranges of activations are damaged; expected finite numbers, and no minimum above its maximum")
+    return low.tolist(), high.tolist()
 
 
 def keep_ranges_through_dropout(prepared: fx.GraphModule) -> None:

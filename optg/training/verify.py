@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from optg.files import SET_ASIDE, exists, fingerprint, is_real_folder, list_names
+from optg.files import SET_ASIDE, exists, fingerprint, is_real_file, is_real_folder, list_names
 from optg.training import checkpoint
 from optg.training.errors import DamagedFile
 from optg.training.folder import CHECKPOINTS, CONTENTS, LEFTOVER, LOCK, RunFolder, in_use, is_previous
@@ -179,7 +179,7 @@ def check_others(verdict: Verdict, check_export: Callable[[Path], None] | None) 
             verdict.add(name, "leftover", "a process died while writing it; training deletes it")
         elif is_previous(name):
             verdict.add(name, "set aside", f"an earlier training; check it with optg verify {verdict.path / name}")
-        elif name.endswith(".optg") and check_export:
+        elif name.endswith(".optg") and check_export and is_real_file(verdict.path / name):
             try:
                 check_export(verdict.path / name)
                 verdict.add(name, "whole")

@@ -3,6 +3,7 @@
 import builtins
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -11,15 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import optg
 from optg.deploy.export import export
 from optg.deploy.qat import quantized_run as open_int8
+from optg.files import fingerprint
 from optg.methods import METHODS
 from optg.training import recipe
 from optg.training.checkpoint import list_checkpoints
+from optg.training.manifest import Manifest
 from optg.training.parallel import Parallel
 from optg.training.rates import learning_rate
 from optg.training.recipe import RecipeError
@@ -160,6 +163,34 @@ def test_a_damaged_file_of_ranges_is_found_and_written_again(
     assert "damaged       int8-ranges.safetensors" in capsys.readouterr().out
     call(monkeypatch, "train", *SMALL, "--output", folder)
     assert bytes_of(folder) == bytes_of(quantized_run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda low, high: {},
+        lambda low, high: {"minimum": low},
+        lambda low, high: {"minimum": low, "maximum": high[:2].clone()},
+        lambda low, high: {"minimum": low[None], "maximum": high[None]},
+        lambda low, high: {"minimum": low.long(), "maximum": high.long()},
+        lambda low, high: {"minimum": low * math.nan, "maximum": high},
+        lambda low, high: {"minimum": low, "maximum": high + math.inf},
+        lambda low, high: {"minimum": low - 2e38, "maximum": high + 2e38},
+        lambda low, high: {"minimum": high, "maximum": low},
+    ],
+)
+def test_a_strangers_ranges_are_checked(
+    quantized_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], change: Any
+) -> None:
+    folder = shutil.copytree(quantized_run, tmp_path / "run")
+    ranges = load_file(folder / FILES[1])
+    save_file(change(ranges["minimum"], ranges["maximum"]), folder / FILES[1])
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    manifest.files[FILES[1]] = fingerprint(folder / FILES[1])
+    manifest.write(folder)
+    message = refusal(monkeypatch, capsys, "export", folder, "--trust", "--values", "int8", "--output", tmp_path / "m.optg")
+    assert "the ranges of activations are damaged" in message and not (tmp_path / "m.optg").exists()
 
 
 class Twin(nn.Module):

@@ -111,6 +111,15 @@ def test_other_files_are_named(run, monkeypatch):
     assert not verify(run, refuse).is_fine
 
 
+def test_only_regular_packed_files_are_opened(run):
+    os.mkfifo(run / "fifo.optg")
+    (run / "link.optg").symlink_to("/dev/zero")
+    (run / "folder.optg").mkdir()
+    opened = []
+    found = {finding.name: finding.state for finding in verify(run, opened.append).findings}
+    assert not opened and {found[f"{name}.optg"] for name in ("fifo", "link", "folder")} == {"unverifiable"}
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is not the folder of a run"):
         verify(tmp_path)

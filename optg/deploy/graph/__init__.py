@@ -1,4 +1,4 @@
-"""A model as data: its operations in order and its tensors by name, captured with torch.export.
+"""A model as data: its operations in order and its tensors by name, recorded by `record.py` or captured with torch.export.
 
 `capture` turns a model into a `Graph`, `run_graph` interprets one with torch's own operations, and `to_json` and `from_json`
 store and read it. A graph that was read from a file contains permitted operations only: they compute values from values and

@@ -1,4 +1,4 @@
-"""Capture a model as a graph with torch.export, for any batch size where the model allows it."""
+"""Capture a model as a graph, for any batch size where the model allows it."""
 
 import inspect
 import warnings
@@ -15,7 +15,8 @@ from optg.core.prunable import unwrap
 from optg.deploy.graph.int8 import translate_pt2e
 from optg.deploy.graph.interpret import run_graph
 from optg.deploy.graph.nodes import Graph, GraphError
-from optg.deploy.graph.translate import input_specs, remove_inplace_ops, translate
+from optg.deploy.graph.record import record
+from optg.deploy.graph.translate import Trace, input_specs, remove_inplace_ops, trace_of, translate
 
 LARGE_BATCH = 2**31  # a limit on the batch size above this one counts as no limit
 
@@ -40,11 +41,11 @@ def capture(model: nn.Module, example_input: Any) -> Graph:
             raise GraphError(f"the example input contains a {type(value).__name__}; expected tensors only")
     with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # raised by torch.export about torch itself
-        if (program := export_any_batch(model, args, kwargs)) is not None:
-            graph = translate_pt2e(translate(model, program))
+        if (trace := trace_any_batch(model, args, kwargs)) is not None:
+            graph = translate_pt2e(translate(model, trace))
             if is_right_for_one_example(graph, model, args, kwargs):
                 return graph
-        return translate_pt2e(translate(model, export_fixed_batch(model, args, kwargs)))
+        return translate_pt2e(translate(model, trace_of(export_fixed_batch(model, args, kwargs))))
 
 
 def export_fixed_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram:
@@ -56,21 +57,37 @@ def export_fixed_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[
         raise GraphError(f"torch.export cannot capture this model: {type(error).__name__}: {reason}") from error
 
 
-def export_any_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram | None:
-    """Export the model for any batch size. Return None if that fails or if some batch sizes behave differently."""
+def trace_any_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Trace | None:
+    """Return the model's operations for any batch size, or None if some batch sizes behave differently."""
+    args, kwargs, batched = batched_examples(args, kwargs)
+    if (trace := record(model, args, kwargs, batched)) is not None:
+        return trace
+    program = export_any_batch(model, args, kwargs)
+    return None if program is None else trace_of(program)
+
+
+def batched_examples(
+    args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor], list[Tensor]]:
+    """Return the inputs with a batch of at least 2, because torch.export specialises on 1, and those that have a batch."""
     size = first_tensor((*args, *kwargs.values())).shape[0]
 
-    def double(value: Tensor) -> Tensor:  # torch.export specialises on batch size 1
+    def double(value: Tensor) -> Tensor:
         return torch.cat([value, value]) if value.ndim > 0 and value.shape[0] == size == 1 else value
 
-    examples = tuple(map(double, args)), {name: double(value) for name, value in kwargs.items()}
+    args, kwargs = tuple(map(double, args)), {name: double(value) for name, value in kwargs.items()}
+    return args, kwargs, [v for v in (*args, *kwargs.values()) if v.ndim > 0 and v.shape[0] == max(2, size)]
+
+
+def export_any_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram | None:
+    """Export the model for any batch size. Return None if that fails or if some batch sizes behave differently."""
+    args, kwargs, batched = batched_examples(args, kwargs)
     shapes = ShapesCollection()
-    for value in (*examples[0], *examples[1].values()):
-        if value.ndim > 0 and value.shape[0] == max(2, size):
-            shapes[value] = {0: Dim.AUTO}
+    for value in batched:
+        shapes[value] = {0: Dim.AUTO}
     try:
         program = remove_inplace_ops(
-            torch.export.export(model, *examples, dynamic_shapes=shapes.dynamic_shapes(model, *examples), strict=False)
+            torch.export.export(model, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs), strict=False)
         )
     except Exception:  # any exception the model or torch raises; the export for a fixed batch reports it
         return None

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,22 +28,39 @@ class InputSpec(NamedTuple):
     dtype: torch.dtype
 
 
-def translate(model: nn.Module, program: ExportedProgram) -> Graph:
-    """Return the program as a Graph: tensors under their state_dict names, without dead and trivial nodes."""
-    tensors, kinds, aliases = collect_state(model)
-    inputs = input_specs(program)
-    refs: dict[str, Any] = {}  # torch's name of a value -> Ref
+@dataclass
+class Trace:
+    """The operations of a model, as torch records them."""
+
+    graph: fx.Graph
+    inputs: list[InputSpec]
+    tensors: dict[str, tuple[str, Tensor]]  # the name of a value -> its name in the model, and the tensor
+    outputs: Any  # Refs to values, and plain values, in lists, tuples and dicts
+
+
+def trace_of(program: ExportedProgram) -> Trace:
+    """Return the operations of an exported program."""
+    tensors: dict[str, tuple[str, Tensor]] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             raise GraphError(f"the model holds {spec.target!r}, which is a {spec.kind.name}; expected parameters and buffers")
-        name = (spec.target or spec.arg.name).replace("_orig_mod.", "")
+        source = program.constants if spec.target in program.constants else program.state_dict
+        tensors[spec.arg.name] = spec.target or spec.arg.name, source[spec.target]
+    return Trace(program.graph, input_specs(program), tensors, outputs_of(program))
+
+
+def translate(model: nn.Module, trace: Trace) -> Graph:
+    """Return the trace as a Graph: tensors under their state_dict names, without dead and trivial nodes."""
+    tensors, kinds, aliases = collect_state(model)
+    refs: dict[str, Any] = {}  # torch's name of a value -> Ref
+    for node_name, (full_name, value) in trace.tensors.items():
+        name = full_name.replace("_orig_mod.", "")
         name = aliases.get(name, name)
         if name not in tensors:
-            source = program.constants if spec.target in program.constants else program.state_dict
-            tensors[name], kinds[name] = source[spec.target].detach().cpu(), "constant"
-        refs[spec.arg.name] = Ref(name)
+            tensors[name], kinds[name] = value.detach().cpu(), "constant"
+        refs[node_name] = Ref(name)
 
     taken = set(tensors)
 
@@ -52,10 +70,10 @@ def translate(model: nn.Module, program: ExportedProgram) -> Graph:
         taken.add(name)
         return Ref(name)
 
-    for name, _, _ in inputs:
+    for name, _, _ in trace.inputs:
         refs[name] = unique_ref(name)
     nodes = []
-    for node in program.graph.nodes:
+    for node in trace.graph.nodes:
         if node.op != "call_function":
             continue
         if is_identity(node) or is_plain_clone(node) or is_norm_output(node):
@@ -69,9 +87,10 @@ def translate(model: nn.Module, program: ExportedProgram) -> Graph:
             args, kwargs = translate_argument(tuple(node.args), refs), translate_argument(dict(node.kwargs), refs)
             op = op_name(node.target)
             nodes.append(Node(refs[node.name].name, "aten.reshape.default" if op in VIEW_OPS else op, args, kwargs))
-    outputs = translate_outputs(program, refs)
-    names = [refs[name].name for name, _, _ in inputs]
-    shapes, dtypes = [spec.shape for spec in inputs], [spec.dtype for spec in inputs]
+    outputs = pytree.tree_map_only(Ref, lambda ref: refs[ref.name], trace.outputs)
+    check_outputs(outputs)
+    names = [refs[name].name for name, _, _ in trace.inputs]
+    shapes, dtypes = [spec.shape for spec in trace.inputs], [spec.dtype for spec in trace.inputs]
     return Graph(names, shapes, dtypes, remove_dead_nodes(nodes, outputs), outputs, tensors, kinds, aliases)
 
 
@@ -129,17 +148,17 @@ def translate_argument(value: Any, refs: dict[str, Any]) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def translate_outputs(program: ExportedProgram, refs: dict[str, Any]) -> Any:
+def outputs_of(program: ExportedProgram) -> Any:
+    """Return the outputs, with a Ref for every value that the program computes."""
+    known = {node.name for node in program.graph.nodes if node.op in ("placeholder", "call_function")}
     for spec in program.graph_signature.output_specs:
         if spec.kind != OutputKind.USER_OUTPUT:
             raise GraphError(
                 f"the model modifies {spec.target!r} in its forward pass, even in evaluation mode ({spec.kind.name})"
             )
     arguments = [spec.arg for spec in program.graph_signature.output_specs]
-    flat = [refs[arg.name] if getattr(arg, "name", None) in refs else constant_output(arg) for arg in arguments]
-    outputs = pytree.tree_unflatten(flat, program.call_spec.out_spec)
-    check_outputs(outputs)
-    return outputs
+    flat = [Ref(arg.name) if getattr(arg, "name", None) in known else constant_output(arg) for arg in arguments]
+    return pytree.tree_unflatten(flat, program.call_spec.out_spec)
 
 
 def constant_output(argument: Any) -> Any:
@@ -160,8 +179,13 @@ def remove_dead_nodes(nodes: Sequence[Node], outputs: Any) -> list[Node]:
 
 def remove_inplace_ops(program: ExportedProgram) -> ExportedProgram:
     """Replace `relu_` and the like by `relu` where nothing else sees the value. If any other remains, let torch decompose."""
+    return program if replace_inplace_ops(program.graph) else program.run_decompositions({})
+
+
+def replace_inplace_ops(graph: fx.Graph) -> bool:
+    """Replace `relu_` and the like by `relu` where nothing else sees the value. Return whether no other remains."""
     fresh: set[fx.Node] = set()  # nodes whose result owns its memory
-    for node in program.graph.nodes:
+    for node in graph.nodes:
         if not isinstance(node.target, OpOverload):
             continue
         if is_identity(node):
@@ -174,12 +198,12 @@ def remove_inplace_ops(program: ExportedProgram) -> ExportedProgram:
             out_of_place = getattr(packet, node.target._overloadname, None)
             source = node.args[0]
             if out_of_place is None or out_of_place._schema.is_mutable or source not in fresh or len(source.users) > 1:
-                return program.run_decompositions({})
+                return False
             node.target = out_of_place
             fresh.add(node)
         elif all(value.alias_info is None for value in schema.returns):
             fresh.add(node)
-    return program
+    return True
 
 
 def is_identity(node: fx.Node) -> bool:

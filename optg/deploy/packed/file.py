@@ -13,7 +13,7 @@ from optg.deploy.packed.checks import PackedError, require
 from optg.deploy.packed.header import About, parse_about, parse_json
 from optg.deploy.packed.model import PackedModel
 from optg.deploy.packed.tensors import Values, pack_tensor, parse_table, round_as_stored, same_bits, stored_as_bfloat16
-from optg.files import atomic_write
+from optg.files import atomic_write, naming, read_bytes
 
 MAGIC = b"\x93optg\r\n\x1a"
 VERSION = 1
@@ -31,7 +31,7 @@ def write_packed(path: Path, graph: Graph, about: About, values: Values = "float
     for name, tensor in graph.tensors.items():
         if not same_bits(read_back.tensors[name], round_as_stored(tensor, graph.kinds[name], values)):
             raise AssertionError(f"{name} was not read back as it was written")
-    with atomic_write(path) as partial:
+    with atomic_write(path) as partial, naming(path):
         partial.write_bytes(content)
     return len(content)
 
@@ -65,7 +65,7 @@ def load(path: str | Path, *, limits: float | None = None) -> PackedModel:
     if path.is_dir():
         raise PackedError(f"{path} is a folder; expected a packed file as written by `optg export`")
     try:
-        return unpack(path.read_bytes(), Limits.of(limits))
+        return unpack(read_bytes(path), Limits.of(limits))
     except MemoryError:
         raise PackedError(f"{path}: not enough memory to load the model") from None
     except (GraphError, PackedError) as error:

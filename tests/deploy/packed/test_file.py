@@ -1,5 +1,6 @@
 """Packed files: whole networks round-trip exactly, and writing is atomic."""
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -73,6 +74,24 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 def test_sparse_tensor_is_refused_when_writing() -> None:
     with pytest.raises(PackedError, match="dense tensors of numbers"):
         pack(graph_with(t=torch.eye(3).to_sparse()), ABOUT)
+
+
+def test_a_full_disk_is_reported_with_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as the system call does, without a path
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/m.optg'"):
+        patch.setattr(Path, "write_bytes", write)
+        write_packed(tmp_path / "m.optg", graph_with(t=torch.eye(3)), ABOUT)
+    assert os.listdir(tmp_path) == []
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in ("fifo", "link"):  # one would block, the other never end
+        with pytest.raises(OSError, match="Not a regular file"):
+            optg.load(tmp_path / name)
 
 
 def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
