@@ -110,6 +110,7 @@ INLINE void pixel_tile(const int T, const pixel_group *g, int64_t position) {
   const char *pick = f->picks;
   for (const int32_t *block = f->blocks, *end = block + f->count; block < end; block += 2, pick += 256) {
     const __m512i index = load_any(pick), weight = load_any(pick + 64), next_index = load_any(pick + 128), next_weight = load_any(pick + 192);
+    UNROLL for (int line = 0; line < 256; line += 64) __builtin_prefetch(pick + PREFETCHED + line, 0, 2);
     const int64_t a = block[0], b = block[1];
     UNROLL for (int t = 0; t < T; t++) {
       const __m512i first = load_any(x[t] + a), second = load_any(x[t] + b);
