@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 MOST_POSITIONS = 512  # of a layer that may run on pixels
 # Measured cycles on pixels: to load a pick; for each position, of a pick, and of the rest of 16 filters.
-LOAD_CYCLES, PICK_CYCLES, GROUP_CYCLES = 3.0, 1.15, 8.0
-TAPS_CYCLES, FILTER_CYCLES = 6.7, 12.0  # on a vector of planes: of 4 taps, and of the rest of a filter
+LOAD_CYCLES, PICK_CYCLES, GROUP_CYCLES = 3.0, 1.2, 9.0
+ALIGNED_CYCLES, SHIFTED_CYCLES, FILTER_CYCLES = 5.0, 6.3, 12.0  # on a vector of planes: of 4 taps, and of the rest of a filter
 WORTH = 0.9  # pixels have to reduce the time to this: values may have to be copied
 
 FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count", np.int64)])
@@ -42,7 +42,8 @@ def prefers_pixels(op: "Convolution", places: Places) -> bool:
     per_position = PICK_CYCLES * int(picks.sum()) + GROUP_CYCLES * len(picks)
     taps = int((-(-np.count_nonzero(op.weight.reshape(channels, -1), axis=1) // 4)).sum())
     padded = places.images * (height + (height > 1)) * (width + (width > 1))
-    on_planes = -(-padded // LINE) * (TAPS_CYCLES * taps + FILTER_CYCLES * channels)
+    taps_cycles = ALIGNED_CYCLES if op.window.kernel == (1, 1) else SHIFTED_CYCLES
+    on_planes = -(-padded // LINE) * (taps_cycles * taps + FILTER_CYCLES * channels)
     return LOAD_CYCLES * int(picks.sum()) + positions * per_position < WORTH * on_planes
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 GROUP = 4  # taps that one instruction multiplies
 SINGLE, WIDE = 16, (12, 4)  # instructions of a group: for one filter; for several, and for each of them
-OFFSET_UNITS = 8, 1  # bytes: what an address can multiply an offset by
+OFFSET_UNIT = 8  # bytes: an address can multiply an offset by this
 RESCALE = 20  # instructions that rescale a vector of results
 
 
@@ -64,10 +64,9 @@ def make_taps(weight: np.ndarray, offsets: np.ndarray, width: int, parts: int = 
 
 
 def offset_unit(offsets: np.ndarray) -> int:
-    """Return the largest of `OFFSET_UNITS` with which all offsets fit 16 bits, or 0."""
-    together, largest = int(np.bitwise_or.reduce(offsets, axis=None)), int(offsets.max())
-    fitting = (unit for unit in OFFSET_UNITS if together % unit == 0 and largest // unit < 2**16)
-    return next(fitting, 0)
+    """Return `OFFSET_UNIT` if all offsets are multiples of it that fit 16 bits; otherwise 0."""
+    fits = not (offsets % OFFSET_UNIT).any() and int(offsets.max()) // OFFSET_UNIT < 2**16
+    return OFFSET_UNIT if fits else 0
 
 
 def single_taps(

@@ -93,7 +93,8 @@ def test_picks_hold_every_weight_once(density: float) -> None:
     for group, count in enumerate(picks.counts):
         for index, values in picks.table[pick : pick + count]:
             for lane in np.flatnonzero(values):
-                found[group, lane // 4, picks.blocks[pick // 2, index[lane] // 64], index[lane] % 64] += values.view(np.int8)[lane]
+                block = picks.blocks[pick // 2, index[lane] // 64]
+                found[group, lane // 4, block, index[lane] % 64] += values.view(np.int8)[lane]
             pick += 1
     assert np.array_equal(found, blocks)
     assert pick == len(picks.table) == 2 * len(picks.blocks)

@@ -125,8 +125,6 @@ INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t ch
   }
 }
 
-enum { PREFETCHED = 6 << 10 }; /* bytes of taps that are on their way from memory: the first tile reads them */
-
 INLINE void convolve_tile(const int F, const int V, const int UNIT, const int8_tile *t, int64_t first, int64_t last) {
   const int8_convolution *k = t->k;
   const bundle *bundles = k->bundles + t->part * k->bundle_count;
@@ -160,7 +158,7 @@ INLINE void convolve_tile(const int F, const int V, const int UNIT, const int8_t
 #define INT8_SINGLE(K, UNIT) K(1, 1, UNIT) K(1, 2, UNIT)
 #define INT8_SHARED(K) K(2, 1, 0)
 #endif
-#define INT8_KERNELS(K) INT8_SINGLE(K, 0) INT8_SINGLE(K, 1) INT8_SINGLE(K, 8) INT8_SHARED(K)
+#define INT8_KERNELS(K) INT8_SINGLE(K, 0) INT8_SINGLE(K, 8) INT8_SHARED(K)
 
 #define INT8_DEFINE(F, V, UNIT) \
   static void int8_##F##_##V##_##UNIT(const int8_tile *t, int64_t first, int64_t last) { \
