@@ -5,7 +5,7 @@
 
 Models are those of inference.py: random weights, and as many zeros in each layer as give the FLOPs of OptG's masks. Engines
 take turns. The table shows the CPU time of a call in ms: the shortest, and the median. --layers prints the shortest time of
-each layer in optg, and its multiply-adds per second.
+each layer in optg, its multiply-adds per second, and the time that its instructions need at least on a Zen 5 core of --ghz.
 """
 
 import argparse
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=ENGINES)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--ghz", type=float, default=4.0, help="clock of the core, for the bounds of --layers")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     classes, size = SIZES[options.model]
@@ -51,7 +52,7 @@ def main() -> None:
             print(f"{options.model} at {sparsity:.0%}, batch {options.batch}, {options.threads} thread(s)")
             compare(networks, images, options.rounds)
             if options.layers:
-                profile(networks["optg int8"], images)
+                profile(networks["optg int8"], images, options.ghz)
 
 
 def compare(networks: dict[str, Any], images: torch.Tensor, rounds: int) -> None:
@@ -71,8 +72,8 @@ def compare(networks: dict[str, Any], images: torch.Tensor, rounds: int) -> None
         print(f"  {name:18s} {shortest[name]:8.3f} ms, median {statistics.median(values):8.3f}")
 
 
-def profile(fast: Any, images: torch.Tensor) -> None:
-    """Print the shortest time of each step."""
+def profile(fast: Any, images: torch.Tensor, ghz: float) -> None:
+    """Print the shortest time of each step, and the bounds of layers."""
     for part in fast.network.parts:
         for program in part.programs.values():
             shortest = np.full(len(program.steps), np.iinfo(np.int64).max)
@@ -81,12 +82,31 @@ def profile(fast: Any, images: torch.Tensor) -> None:
                 fast(images)
                 shortest = np.minimum(shortest, np.where(taken > 0, taken, shortest))
             fast.runner.times.clear()
-            print(f"  all steps: {shortest.sum() / 1e6:.3f} ms")
-            for call, nanoseconds in zip(program.steps, shortest):
-                print("  " + describe(call, int(nanoseconds), part.shapes, program.images))
+            bounds = [bound(call, part.shapes, program.images) / ghz for call in program.steps]
+            print(f"  all steps: {shortest.sum() / 1e6:.3f} ms, bound of the layers {sum(bounds) / 1e6:.3f} ms")
+            for call, nanoseconds, least in zip(program.steps, shortest, bounds):
+                print("  " + describe(call, int(nanoseconds), least, part.shapes, program.images))
 
 
-def describe(call: Any, nanoseconds: int, shapes: dict[str, tuple[int, int, int]], images: int) -> str:
+def bound(call: Any, shapes: dict[str, tuple[int, int, int]], images: int) -> float:
+    """Return the cycles that a layer's products, loads and results need at least, if all its data is in the first cache.
+
+    Measured on Zen 5: 4 vector instructions a cycle; two aligned or one unaligned load of 64 bytes a cycle; a permutation of
+    128 bytes and its products take a cycle. 4 rows of 64 positions take 4 loads, 8 interleaves and 4 multiply-adds.
+    """
+    if not getattr(call.op, "nonzero", 0):
+        return 0.0
+    channels, height, width = shapes[call.op.output]
+    products = call.op.nonzero * height * width * images
+    results = channels * height * width * images / 64
+    added = len(call.op.inputs) > 1
+    if call.function == "int8_pixels":
+        return products / 64 + results * (12 if added else 6)  # 16 results at a time
+    shifted = call.op.window.kernel != (1, 1)
+    return max(products / 256 * 3 + results * (21 if added else 7) / 4, products / 256 * 4 * (1 if shifted else 0.5))
+
+
+def describe(call: Any, nanoseconds: int, least: float, shapes: dict[str, tuple[int, int, int]], images: int) -> str:
     text = f"{call.function:18s} {nanoseconds / 1e6:8.4f} ms"
     if not getattr(call.op, "nonzero", 0):
         return text
@@ -94,7 +114,7 @@ def describe(call: Any, nanoseconds: int, shapes: dict[str, tuple[int, int, int]
     work = call.op.nonzero * height * width * images
     layer = f"{call.op.name:30s} {channels}×{height}×{width}, density {call.op.nonzero / call.op.weight.size:.1%}"
     tile = f", tile {'×'.join(map(str, call.choice))}" if call.choice else ""
-    return f"{text}  {work / nanoseconds:6.1f} GMAC/s  {layer}{tile}"
+    return f"{text}, bound {least / 1e6:6.4f}  {work / nanoseconds:6.1f} GMAC/s  {layer}{tile}"
 
 
 if __name__ == "__main__":

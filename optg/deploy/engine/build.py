@@ -54,7 +54,7 @@ class Int8Kernel(NamedTuple):
 
     width: int
     vectors: int
-    short_offsets: int
+    offset_unit: int
 
 
 class Library:

@@ -25,6 +25,8 @@
 #define SHIFT 0
 #endif
 
+enum { PREFETCHED = 6 << 10 }; /* bytes of weights that are on their way from memory: the first tile of a layer reads them */
+
 typedef uint8_t octets __attribute__((vector_size(SPAN), may_alias));
 typedef uint8_t loose_octets __attribute__((vector_size(SPAN), aligned(1), may_alias)); /* at any address */
 typedef uint16_t words __attribute__((vector_size(SPAN), may_alias));
@@ -213,6 +215,16 @@ INLINE quad interleave(const uint8_t *a, const uint8_t *b, const uint8_t *c, con
 INLINE quad widen(octets x) {
   const octets zero = repeat_octet(0), l = low_8(x, zero), h = high_8(x, zero);
   return (quad){{low_16(l, zero), high_16(l, zero), low_16(h, zero), high_16(h, zero)}};
+}
+
+INLINE int32_t add_lanes(sums x) {
+#if SPAN == 64
+  return _mm512_reduce_add_epi32((__m512i)x);
+#else
+  int32_t sum = 0;
+  for (int l = 0; l < SPAN / 4; l++) sum += x[l];
+  return sum;
+#endif
 }
 
 INLINE octets clamp_octets(octets x, uint8_t low, uint8_t high) {

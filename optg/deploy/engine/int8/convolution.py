@@ -31,7 +31,7 @@ class ConvolutionStruct(Structure):
         *((name, c_void_p) for name in ("bundles", "cost", "start", "scale", "offset", "mask", "bases")),
         *((name, c_int64) for name in ("bundle_count", "wide_count", "parts", "scratch")),
         *((name, c_int64) for name in ("positions", "plane", "lead", "wide_tile", "tile")),
-        *((name, c_int64) for name in ("short_offsets", "shift", "narrow", "clamps", "real")),
+        *((name, c_int64) for name in ("offset_unit", "narrow", "clamps", "real")),
         *((name, c_float) for name in ("residual", "real_low", "real_high")),
         *((name, c_uint8) for name in ("low", "high", "fill")),
     ]
@@ -298,4 +298,4 @@ class ConvolutionCall(Call):
         own.parts, own.bundle_count = taps.bundles.shape
         own.wide_count = taps.wide_count
         own.wide_tile, own.tile = tiling.wide_tile, tiling.tile
-        own.short_offsets, own.shift = taps.short_shift is not None, taps.short_shift or 0
+        own.offset_unit = taps.offset_unit

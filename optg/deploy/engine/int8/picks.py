@@ -1,20 +1,29 @@
 """The weights of a convolution in the order in which the kernel for pixels reads them, for 16 filters at a time.
 
-A block is 64 neighbouring channels at one tap. A pick chooses 4 of them for each of the 16 filters. A block has as many picks
-as its fullest filter needs, at most 4: a fuller block is there several times.
+A block is 64 neighbouring channels at one tap. A pick chooses 4 weights for each of the 16 filters from two successive blocks;
+picks come in twos. The blocks of a group are read in order: the picks from blocks i and i + 1 take all weights of block i that
+are left, and as many of block i + 1 as there is room for. So a filter with many weights in one block catches up in the next
+one, while others take weights in advance. Few places are left empty.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-FILTERS, BLOCK, PICK, MOST_PICKS = 16, 64, 4, 4
+FILTERS, BLOCK, PICK, TWO = 16, 64, 4, 2
 
 
 class Picks(NamedTuple):
     table: np.ndarray  # picks × (64 indices, 64 weights)
-    blocks: np.ndarray  # the block of each run of picks: tap · blocks per tap + block
-    counts: np.ndarray  # groups × MOST_PICKS: runs of 1, 2, 3 and 4 picks, in this order
+    blocks: np.ndarray  # for every second pick, two blocks: tap · blocks per tap + block
+    counts: np.ndarray  # picks of each group
+
+
+class Schedule(NamedTuple):
+    """What is taken from every block and the next one."""
+
+    picks: np.ndarray  # groups × blocks
+    taken: np.ndarray  # weights of each filter: groups × filters × blocks
 
 
 def block_weights(weight: np.ndarray) -> np.ndarray:
@@ -27,27 +36,33 @@ def block_weights(weight: np.ndarray) -> np.ndarray:
     return padded.reshape(groups, FILTERS, -1, BLOCK)
 
 
-def count_picks(blocks: np.ndarray) -> np.ndarray:
-    """Return how many picks each block needs: groups × blocks."""
-    return -(-np.count_nonzero(blocks, axis=3).max(axis=1) // PICK)
+def schedule(blocks: np.ndarray) -> Schedule:
+    """Decide how many picks each block gets."""
+    counts = np.count_nonzero(blocks, axis=3)
+    picks, taken = np.zeros((len(counts), counts.shape[2]), np.int64), np.zeros(counts.shape, np.int64)
+    ahead = np.zeros(counts.shape[:2], np.int64)  # weights of this block that are already taken
+    after = np.pad(counts, ((0, 0), (0, 0), (0, 1)))[:, :, 1:]
+    for block in range(counts.shape[2]):
+        left = counts[:, :, block] - ahead
+        picks[:, block] = -(-left.max(axis=1) // (PICK * TWO)) * TWO
+        ahead = np.minimum(PICK * picks[:, block, None] - left, after[:, :, block])
+        taken[:, :, block] = left + ahead
+    return Schedule(picks, taken)
 
 
-def make_picks(blocks: np.ndarray) -> Picks:
+def make_picks(blocks: np.ndarray, plan: Schedule) -> Picks:
     """Return the picks for weights: groups × filters × blocks × channels."""
-    needed = count_picks(blocks)
-    group, block, part = np.nonzero(np.arange(-(-needed.max(initial=0) // MOST_PICKS)) * MOST_PICKS < needed[..., None])
-    length = np.minimum(needed[group, block] - part * MOST_PICKS, MOST_PICKS)
-    order = np.lexsort((part, block, length, group))
-    first = np.zeros((*needed.shape, part.max(initial=0) + 1), np.int64)  # the first pick of each run
-    first[group[order], block[order], part[order]] = np.cumsum(length[order]) - length[order]
-    counts = np.zeros((len(blocks), MOST_PICKS), np.int64)
-    np.add.at(counts, (group, length - 1), 1)
+    count = blocks.shape[2]
+    length = plan.picks.ravel()
+    start = np.cumsum(length) - length
+    listed = np.repeat(np.arange(len(length)) % count, length // TWO)[:, None] + np.arange(TWO)
 
     table = np.zeros((int(length.sum()), 2, FILTERS * PICK), np.uint8)
     g, f, b, channel = np.nonzero(blocks)
-    number = np.cumsum(blocks != 0, axis=3)[g, f, b, channel] - 1  # of each weight in its filter's block
-    pick = number // PICK
-    row = first[g, b, pick // MOST_PICKS] + pick % MOST_PICKS
-    lane = f * PICK + number % PICK
-    table[row, 0, lane], table[row, 1, lane] = channel, blocks[g, f, b, channel].view(np.uint8)
-    return Picks(table, block[order].astype(np.int32), counts)
+    taken = plan.taken.ravel()
+    number = np.arange(len(g)) - np.repeat(np.cumsum(taken) - taken, taken)  # of each weight in its filter's picks
+    first = np.repeat(np.arange(len(taken)) % count, taken)  # the first block of those
+    row, lane = start[g * count + first] + number // PICK, f * PICK + number % PICK
+    table[row, 0, lane] = channel + BLOCK * (b - first)
+    table[row, 1, lane] = blocks[g, f, b, channel].view(np.uint8)
+    return Picks(table, np.minimum(listed, count - 1).astype(np.int32), plan.picks.sum(axis=1))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optg.deploy.engine.int8.base import Call, Places
-from optg.deploy.engine.int8.picks import FILTERS, MOST_PICKS, block_weights, count_picks, make_picks
+from optg.deploy.engine.int8.picks import FILTERS, block_weights, make_picks, schedule
 from optg.deploy.engine.int8.pixels import Pixels, output_pixels, pixels_of
 from optg.deploy.engine.int8.planes import LINE, Planes
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from optg.deploy.engine.int8.convolution import Convolution
 
 MOST_POSITIONS = 512  # of a layer that may run on pixels
-# Measured cycles on pixels: to load a pick; for each position, of a pick, of a block, and of the rest of 16 filters.
-LOAD_CYCLES, PICK_CYCLES, BLOCK_CYCLES, GROUP_CYCLES = 3.0, 0.7, 0.35, 20.0
-TAPS_CYCLES, FILTER_CYCLES = 6.7, 12.0  # on a vector of planes: of 4 taps, and of the rest of a filter
+# Measured cycles on pixels: to load a pick; for each position, of a pick, and of the rest of 16 filters.
+LOAD_CYCLES, PICK_CYCLES, GROUP_CYCLES = 3.0, 1.2, 9.0
+ALIGNED_CYCLES, SHIFTED_CYCLES, FILTER_CYCLES = 5.0, 6.3, 12.0  # on a vector of planes: of 4 taps, and of the rest of a filter
 WORTH = 0.9  # pixels have to reduce the time to this: values may have to be copied
 
-FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count", np.int64, MOST_PICKS)])
+FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count", np.int64)])
 
 
 class PixelConvolutionStruct(Structure):
@@ -38,13 +38,13 @@ def prefers_pixels(op: "Convolution", places: Places) -> bool:
     positions = places.images * height * width
     if not places.library.permutes or op.groups > 1 or positions > MOST_POSITIONS:
         return False
-    needed = count_picks(block_weights(op.weight))
-    picks, blocks = int(needed.sum()), int((-(-needed // MOST_PICKS)).sum())
-    per_position = PICK_CYCLES * picks + BLOCK_CYCLES * blocks + GROUP_CYCLES * len(needed)
+    picks = schedule(block_weights(op.weight)).picks
+    per_position = PICK_CYCLES * int(picks.sum()) + GROUP_CYCLES * len(picks)
     taps = int((-(-np.count_nonzero(op.weight.reshape(channels, -1), axis=1) // 4)).sum())
     padded = places.images * (height + (height > 1)) * (width + (width > 1))
-    on_planes = -(-padded // LINE) * (TAPS_CYCLES * taps + FILTER_CYCLES * channels)
-    return LOAD_CYCLES * picks + positions * per_position < WORTH * on_planes
+    taps_cycles = ALIGNED_CYCLES if op.window.kernel == (1, 1) else SHIFTED_CYCLES
+    on_planes = -(-padded // LINE) * (taps_cycles * taps + FILTER_CYCLES * channels)
+    return LOAD_CYCLES * int(picks.sum()) + positions * per_position < WORTH * on_planes
 
 
 def lay_out_pixels(op: "Convolution", places: Places) -> Callable[[], list[Call]]:
@@ -80,14 +80,15 @@ def reserve(op: "Convolution", source: Pixels, output: Planes) -> None:
 def make_struct(op: "Convolution", source: Pixels, output: Planes, added: list[Pixels]) -> tuple[Structure, list[np.ndarray]]:
     shape = output.shape[1:]
     groups = -(-output.shape[0] // FILTERS)
-    picks = make_picks(block_weights(op.weight))
+    weights = block_weights(op.weight)
+    picks = make_picks(weights, schedule(weights))
     per_tap = source.pixel // LINE
     taps = (op.shifts(0)[:, None] * source.columns + op.shifts(1)[None, :]).ravel() * source.pixel
     blocks = (taps[picks.blocks // per_tap] + LINE * (picks.blocks % per_tap)).astype(np.int32)
     filters = np.zeros(groups, FILTERS_STRUCT)
-    runs, sizes = picks.counts.sum(axis=1), (picks.counts * np.arange(1, MOST_PICKS + 1)).sum(axis=1)
-    filters["picks"] = picks.table.ctypes.data + (np.cumsum(sizes) - sizes) * picks.table[:1].nbytes
-    filters["blocks"] = blocks.ctypes.data + (np.cumsum(runs) - runs) * blocks.itemsize
+    before = np.cumsum(picks.counts) - picks.counts
+    filters["picks"] = picks.table.ctypes.data + before * picks.table[:1].nbytes
+    filters["blocks"] = blocks.ctypes.data + before * blocks.itemsize  # two blocks for every two picks
     filters["count"] = picks.counts
 
     how, tail = op.rescaling, (0, groups * FILTERS - output.shape[0])

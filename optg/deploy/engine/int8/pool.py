@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from ctypes import Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import ClassVar, Literal
 
@@ -11,12 +12,14 @@ import numpy as np
 from optg.deploy.engine.int8.base import Call, Int8Op, Places, Quantization
 from optg.deploy.engine.int8.pixel_pool import lay_out_pixels
 from optg.deploy.engine.int8.planes import Planes, PlanesStruct
+from optg.deploy.engine.int8.selection import select_call, where_from
 from optg.deploy.engine.memory import Shape
 from optg.deploy.engine.ops.base import Unsupported
 from optg.deploy.engine.ops.pool import Pool as FloatPool
 from optg.deploy.engine.ops.window import Window
 
 LARGEST_ON_PIXELS = 256 << 10  # bytes of an input that may be pooled pixel by pixel: copying more takes too long
+LARGEST_SELECTED = 1 << 17  # bytes of windows of a plane: the table of permutations has about as many bytes
 
 
 class PoolStruct(Structure):
@@ -50,9 +53,18 @@ class Pool(Int8Op):
             return lay_out_pixels(self, places)
         source = places.value(self.inputs[0], self.quantized[0].zero_point)
         output = places.value(self.output, self.out.zero_point)
+        shares = prod(self.window.kernel) * places.images * prod(places.shapes[self.output][1:])
+        if self.kind == "max" and places.library.permutes and shares <= LARGEST_SELECTED:
+            return lambda: [select_call(source, output, lambda: self.choices(source, output), self)]
         return lambda: [
             Call(self.function(source, output), output, [source], output.shape[0], lambda: self.struct(source, output), self)
         ]
+
+    def choices(self, source: Planes, output: Planes) -> list[list[np.ndarray]]:
+        """Return the places of all pixels of the window, for each byte of an output plane."""
+        w = self.window
+        first = [[k * d - p for k in range(n)] for n, d, p in zip(w.kernel, w.dilation, w.padding)]
+        return [[where_from(source, output, w.stride, tap)] for tap in product(*first)]
 
     def function(self, source: Planes, output: Planes) -> str:
         whole = self.kind == "mean" and self.window.covers(source.shape, output.shape)

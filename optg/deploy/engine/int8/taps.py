@@ -7,6 +7,7 @@ import numpy as np
 
 GROUP = 4  # taps that one instruction multiplies
 SINGLE, WIDE = 16, (12, 4)  # instructions of a group: for one filter; for several, and for each of them
+OFFSET_UNIT = 8  # bytes: an address can multiply an offset by this
 RESCALE = 20  # instructions that rescale a vector of results
 
 
@@ -17,7 +18,7 @@ class Taps(NamedTuple):
     bases: np.ndarray  # bytes to the first tap of each part
     cost: np.ndarray  # instructions of all bundles before each one
     wide_count: int
-    short_shift: int | None  # offsets of single filters are uint16, shifted by this; None: they are int32
+    offset_unit: int  # offsets of single filters are uint16, in so many bytes; 0: they are int32, in bytes
     arrays: list[np.ndarray]  # the taps
 
     @property
@@ -43,7 +44,7 @@ def make_taps(weight: np.ndarray, offsets: np.ndarray, width: int, parts: int = 
     ranges = [slice(first, last) for first, last in pairwise(edges)]
     bases = np.array([int(offsets[:, each].min()) for each in ranges], np.int64)
     near = np.concatenate([offsets[:, each] - base for each, base in zip(ranges, bases)], axis=1)
-    short_shift = short_offsets(near)
+    unit = offset_unit(near)
     order = np.argsort(np.count_nonzero(weight[wide * width :], axis=1), kind="stable")
     tables, rows = [], []
     if wide:
@@ -51,7 +52,7 @@ def make_taps(weight: np.ndarray, offsets: np.ndarray, width: int, parts: int = 
         rows.append(shared)
         tables.append(table)
     for each in ranges:
-        alone, table = single_taps(weight[wide * width :, each], near[wide * width :, each], order, short_shift, wide * width)
+        alone, table = single_taps(weight[wide * width :, each], near[wide * width :, each], order, unit, wide * width)
         rows.append(alone)
         tables.append(table)
     bundles = np.concatenate(rows).reshape(parts, -1)
@@ -59,18 +60,17 @@ def make_taps(weight: np.ndarray, offsets: np.ndarray, width: int, parts: int = 
     groups = bundles["groups"].sum(axis=0, dtype=np.int64)
     work = groups * np.where(widths > 1, WIDE[0] + WIDE[1] * widths, SINGLE) + RESCALE * widths
     cost = np.concatenate([[0], np.cumsum(work)]).astype(np.int64)
-    return Taps(bundles, bases, cost, wide, short_shift, tables)
+    return Taps(bundles, bases, cost, wide, unit, tables)
 
 
-def short_offsets(offsets: np.ndarray) -> int | None:
-    """Return the shift with which all offsets fit 16 bits, or None."""
-    together = int(np.bitwise_or.reduce(offsets, axis=None))
-    shift = (together & -together).bit_length() - 1 if together else 0
-    return shift if int(offsets.max()) >> shift < 2**16 else None
+def offset_unit(offsets: np.ndarray) -> int:
+    """Return `OFFSET_UNIT` if all offsets are multiples of it that fit 16 bits; otherwise 0."""
+    fits = not (offsets % OFFSET_UNIT).any() and int(offsets.max()) // OFFSET_UNIT < 2**16
+    return OFFSET_UNIT if fits else 0
 
 
 def single_taps(
-    weight: np.ndarray, offsets: np.ndarray, order: np.ndarray, shift: int | None, first: int
+    weight: np.ndarray, offsets: np.ndarray, order: np.ndarray, unit: int, first: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bundles of one filter each. Those with few taps come first, so that consecutive loops have similar lengths."""
     filters, taps = np.nonzero(weight)
@@ -82,9 +82,9 @@ def single_taps(
     total = int(groups.sum())
     where, values = np.zeros(total * GROUP, np.int64), np.zeros(total * GROUP, np.int8)
     where[slot], values[slot] = offsets[filters, taps], weight[filters, taps]
-    kind = np.int32 if shift is None else np.uint16
+    kind = np.uint16 if unit else np.int32
     table = np.zeros(total, np.dtype([("offsets", kind, GROUP), ("weights", np.int8, GROUP)]))
-    table["offsets"] = (where >> (shift or 0)).reshape(-1, GROUP)
+    table["offsets"] = (where // (unit or 1)).reshape(-1, GROUP)
     table["weights"] = values.reshape(-1, GROUP)
     return bundle_rows(table, start[order], groups[order], first + order, 1), table
 

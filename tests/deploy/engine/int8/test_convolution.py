@@ -205,17 +205,17 @@ def test_taps_leave_out_zeros_and_share_offsets() -> None:
     weight[0, [1, 5]], weight[2, :5] = 7, -3
     offsets = np.arange(8)[None] * 64
     taps = make_taps(weight, offsets, 1)
-    assert taps.short_shift == 6
+    assert taps.offset_unit == 8
     assert taps.bundles["groups"].tolist() == [[0, 1, 2]] and taps.bundles["channel"].tolist() == [[1, 0, 2]]
     [table] = taps.arrays
-    assert table["offsets"].tolist() == [[1, 5, 0, 0], [0, 1, 2, 3], [4, 0, 0, 0]]
+    assert table["offsets"].tolist() == [[8, 40, 0, 0], [0, 8, 16, 24], [32, 0, 0, 0]]
     assert table["weights"].tolist() == [[7, 7, 0, 0], [-3, -3, -3, -3], [-3, 0, 0, 0]]
     wide = make_taps(weight, offsets, 2)
     assert wide.wide_count == 1 and wide.bundles["width"].tolist() == [[2, 1]]
     assert wide.arrays[0]["offsets"].tolist() == [[64, 320, 0, 0]]
     parts = make_taps(weight, offsets, 1, 2)
     assert parts.bases.tolist() == [0, 256] and parts.bundles["groups"].tolist() == [[0, 1, 1], [0, 1, 1]]
-    assert parts.arrays[1]["offsets"].tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
+    assert parts.arrays[1]["offsets"].tolist() == [[8, 0, 0, 0], [0, 0, 0, 0]]
 
 
 def test_the_reference_rounds_a_multiply_add_once() -> None:

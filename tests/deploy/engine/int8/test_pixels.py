@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from optg.deploy.engine.int8 import convolution
-from optg.deploy.engine.int8.picks import block_weights, count_picks, make_picks
+from optg.deploy.engine.int8.picks import block_weights, make_picks, schedule
 from optg.deploy.engine.int8.pixels import Pixels
 from optg.deploy.graph import Ref
 from tests.deploy.engine.harness import FLAGS
@@ -81,22 +81,23 @@ def test_the_faster_layout_is_chosen() -> None:
     assert "int8_convolution" in functions(fast)
 
 
-def test_picks_hold_every_weight_once() -> None:
+@pytest.mark.parametrize("density", [0.01, 0.1, 0.3, 1.0])
+def test_picks_hold_every_weight_once(density: float) -> None:
     rng = np.random.default_rng(0)
-    weight = (rng.integers(-127, 128, (37, 100, 3, 2)) * (rng.random((37, 100, 3, 2)) < 0.3)).astype(np.int8)
+    weight = (rng.integers(-127, 128, (37, 100, 3, 2)) * (rng.random((37, 100, 3, 2)) < density)).astype(np.int8)
     blocks = block_weights(weight)
-    picks = make_picks(blocks)
-    found = np.zeros_like(blocks)
-    run = pick = 0
-    for group, counts in enumerate(picks.counts):
-        for length, count in enumerate(counts, start=1):
-            for _ in range(count):
-                for index, values in picks.table[pick : pick + length]:
-                    for lane in np.flatnonzero(values):
-                        found[group, lane // 4, picks.blocks[run], index[lane]] += values.view(np.int8)[lane]
-                run, pick = run + 1, pick + length
+    plan = schedule(blocks)
+    picks = make_picks(blocks, plan)
+    found = np.zeros_like(blocks, np.int64)
+    pick = 0
+    for group, count in enumerate(picks.counts):
+        for index, values in picks.table[pick : pick + count]:
+            for lane in np.flatnonzero(values):
+                block = picks.blocks[pick // 2, index[lane] // 64]
+                found[group, lane // 4, block, index[lane] % 64] += values.view(np.int8)[lane]
+            pick += 1
     assert np.array_equal(found, blocks)
-    assert pick == len(picks.table) == count_picks(blocks).sum()
+    assert pick == len(picks.table) == 2 * len(picks.blocks)
 
 
 def test_holes_are_what_no_pixel_fills() -> None:

@@ -25,7 +25,7 @@ typedef struct {
   int64_t scratch;      /* bytes from the arena's start to the sums that are kept between parts */
   int64_t positions, plane, lead;   /* bytes to compute, of a whole plane, and of the padding before the first plane */
   int64_t wide_tile, tile;          /* vectors that a kernel computes at once */
-  int64_t short_offsets, shift;     /* offsets of single filters are uint16, to be shifted */
+  int64_t offset_unit;              /* offsets of single filters are uint16, in so many bytes; 0: they are int32, in bytes */
   int64_t narrow, clamps;           /* how results are rescaled; do they have bounds other than 0 and 255? */
   int64_t real;                     /* write floats, not bytes */
   float residual;                   /* scale of the value to add */
@@ -41,11 +41,13 @@ typedef struct { /* a tile, and where it lies */
   int64_t position, part, add_channel, out_channel;
 } int8_tile;
 
-INLINE void add_group(const int F, const int V, const int SHORT, sums *acc, const uint8_t *in, const char *tap, int64_t shift) {
+INLINE void add_group(const int F, const int V, const int UNIT, sums *acc, const uint8_t *in, const char *tap) {
   const uint8_t *row[4];
+  uint64_t offsets[2]; /* one or two loads instead of four: loads are what limits many layers */
+  memcpy(offsets, tap, UNIT ? 8 : 16);
   UNROLL for (int i = 0; i < 4; i++)
-    row[i] = in + (SHORT ? (int64_t)((const uint16_t *)tap)[i] << shift : ((const int32_t *)tap)[i]);
-  tap += SHORT ? 8 : 16;
+    row[i] = in + (UNIT ? (offsets[0] >> 16 * i & 0xFFFF) * UNIT : offsets[i / 2] >> 32 * (i % 2) & 0xFFFFFFFF);
+  tap += UNIT ? 8 : 16;
   weights w[6];
   UNROLL for (int f = 0; f < F; f++) w[f] = repeat_weights(((const int32_t *)tap)[f]);
   UNROLL for (int v = 0; v < V; v++) {
@@ -55,19 +57,19 @@ INLINE void add_group(const int F, const int V, const int SHORT, sums *acc, cons
   }
 }
 
-INLINE void add_groups(const int F, const int V, const int SHORT, sums *acc, const uint8_t *in, const bundle *b, int64_t shift) {
-  const int size = (SHORT ? 8 : 16) + 4 * F;
+INLINE void add_groups(const int F, const int V, const int UNIT, sums *acc, const uint8_t *in, const bundle *b) {
+  const int size = (UNIT ? 8 : 16) + 4 * F;
   const char *tap = b->taps;
   int32_t n = b->groups;
   if (F * V == 1) { /* every second group has sums of its own: an addition waits for the one before it */
     sums other[4] = {repeat_sum(0), repeat_sum(0), repeat_sum(0), repeat_sum(0)};
     for (; n > 1; n -= 2, tap += 2 * size) {
-      add_group(F, V, SHORT, acc, in, tap, shift);
-      add_group(F, V, SHORT, other, in, tap + size, shift);
+      add_group(F, V, UNIT, acc, in, tap);
+      add_group(F, V, UNIT, other, in, tap + size);
     }
     UNROLL for (int p = 0; p < 4; p++) acc[p] += other[p];
   }
-  for (; n > 0; n--, tap += size) add_group(F, V, SHORT, acc, in, tap, shift);
+  for (; n > 0; n--, tap += size) add_group(F, V, UNIT, acc, in, tap);
 }
 
 /* Write 4 vectors of reals in the order of positions. */
@@ -123,9 +125,8 @@ INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t ch
   }
 }
 
-INLINE void convolve_tile(const int F, const int V, const int SHORT, const int8_tile *t, int64_t first, int64_t last) {
+INLINE void convolve_tile(const int F, const int V, const int UNIT, const int8_tile *t, int64_t first, int64_t last) {
   const int8_convolution *k = t->k;
-  const int64_t shift = k->shift;
   const bundle *bundles = k->bundles + t->part * k->bundle_count;
   for (const bundle *b = bundles + first; b < bundles + last; b++) {
     sums acc[24]; /* not F * V * 4: gcc keeps arrays of variable length in memory */
@@ -138,7 +139,10 @@ INLINE void convolve_tile(const int F, const int V, const int SHORT, const int8_
         UNROLL for (int i = 0; i < V * 4; i++) acc[f * V * 4 + i] = start;
       }
     }
-    add_groups(F, V, SHORT, acc, t->in, b, shift);
+    if (t->position == 0)
+      for (int64_t line = 0; line < b->groups * ((UNIT ? 8 : 16) + 4 * F); line += 64)
+        __builtin_prefetch(b->taps + PREFETCHED + line, 0, 2);
+    add_groups(F, V, UNIT, acc, t->in, b);
     if (t->part + 1 < k->parts) {
       UNROLL for (int i = 0; i < F * V * 4; i++) kept[i] = acc[i];
     } else {
@@ -148,25 +152,26 @@ INLINE void convolve_tile(const int F, const int V, const int SHORT, const int8_
 }
 
 #if SPAN == 64 || defined(__ARM_NEON)
-#define INT8_KERNELS(K) \
-  K(1, 1, 1) K(1, 2, 1) K(1, 3, 1) K(1, 4, 1) K(1, 5, 1) K(1, 6, 1) K(1, 1, 0) K(1, 2, 0) K(1, 3, 0) K(1, 4, 0) K(1, 5, 0) \
-  K(1, 6, 0) K(2, 1, 0) K(2, 2, 0) K(2, 3, 0) K(4, 1, 0) K(6, 1, 0)
+#define INT8_SINGLE(K, UNIT) K(1, 1, UNIT) K(1, 2, UNIT) K(1, 3, UNIT) K(1, 4, UNIT) K(1, 5, UNIT) K(1, 6, UNIT)
+#define INT8_SHARED(K) K(2, 1, 0) K(2, 2, 0) K(2, 3, 0) K(4, 1, 0) K(6, 1, 0)
 #else
-#define INT8_KERNELS(K) K(1, 1, 1) K(1, 2, 1) K(1, 1, 0) K(1, 2, 0) K(2, 1, 0)
+#define INT8_SINGLE(K, UNIT) K(1, 1, UNIT) K(1, 2, UNIT)
+#define INT8_SHARED(K) K(2, 1, 0)
 #endif
+#define INT8_KERNELS(K) INT8_SINGLE(K, 0) INT8_SINGLE(K, 8) INT8_SHARED(K)
 
-#define INT8_DEFINE(F, V, SHORT) \
-  static void int8_##F##_##V##_##SHORT(const int8_tile *t, int64_t first, int64_t last) { \
-    convolve_tile(F, V, SHORT, t, first, last); \
+#define INT8_DEFINE(F, V, UNIT) \
+  static void int8_##F##_##V##_##UNIT(const int8_tile *t, int64_t first, int64_t last) { \
+    convolve_tile(F, V, UNIT, t, first, last); \
   }
 INT8_KERNELS(INT8_DEFINE)
 
 typedef struct {
   void (*run)(const int8_tile *, int64_t, int64_t);
-  int32_t width, vectors, short_offsets;
+  int32_t width, vectors, offset_unit;
 } int8_kernel;
 
-#define INT8_LIST(F, V, SHORT) {int8_##F##_##V##_##SHORT, F, V, SHORT},
+#define INT8_LIST(F, V, UNIT) {int8_##F##_##V##_##UNIT, F, V, UNIT},
 static const int8_kernel int8_kernels[] = {INT8_KERNELS(INT8_LIST)};
 
 int64_t engine_span(void) { return SPAN; }
@@ -174,10 +179,10 @@ int64_t engine_shift(void) { return SHIFT; }
 int64_t engine_int8_kernel_count(void) { return sizeof int8_kernels / sizeof *int8_kernels; }
 void engine_int8_kernel(int64_t i, int32_t *shape) { memcpy(shape, &int8_kernels[i].width, 3 * sizeof *shape); }
 
-static const int8_kernel *int8_find(int64_t width, int64_t vectors, int64_t short_offsets) {
+static const int8_kernel *int8_find(int64_t width, int64_t vectors, int64_t unit) {
   for (size_t i = 0; i < sizeof int8_kernels / sizeof *int8_kernels; i++) {
     const int8_kernel *k = int8_kernels + i;
-    if (k->width == width && k->vectors == vectors && k->short_offsets == short_offsets) return k;
+    if (k->width == width && k->vectors == vectors && k->offset_unit == unit) return k;
   }
   return NULL;
 }
@@ -186,7 +191,7 @@ static const int8_kernel *int8_find(int64_t width, int64_t vectors, int64_t shor
 static void int8_tiles(int8_tile t, int64_t largest, int64_t first, int64_t last) {
   if (first >= last) return;
   const int8_convolution *k = t.k;
-  const int64_t width = k->bundles[first].width, is_short = width == 1 && k->short_offsets;
+  const int64_t width = k->bundles[first].width, unit = width == 1 ? k->offset_unit : 0;
   const int8_tile start = t;
   const int64_t vectors = (k->positions + SPAN - 1) / SPAN, tiles = (vectors + largest - 1) / largest;
   for (int64_t i = 0; i < tiles; i++) {
@@ -194,7 +199,7 @@ static void int8_tiles(int8_tile t, int64_t largest, int64_t first, int64_t last
     t.position = from * SPAN;
     t.out = start.out + t.position * (k->real ? 4 : 1);
     t.add = start.add ? start.add + t.position : NULL;
-    const int8_kernel *kernel = int8_find(width, to - from, is_short);
+    const int8_kernel *kernel = int8_find(width, to - from, unit);
     for (t.part = 0; t.part < k->parts; t.part++) {
       t.in = start.in + k->bases[t.part] + t.position;
       kernel->run(&t, first, last);

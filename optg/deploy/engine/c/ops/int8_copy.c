@@ -154,36 +154,49 @@ void op_int8_split(const context *c, const step *s) {
 }
 
 #if SPAN == 64 && defined(__AVX512VBMI__)
+/* Copies and maxima with permutations of bytes. */
+
 typedef struct { /* bytes of an output vector that come from one place */
   int64_t from;     /* bytes from the input plane's start */
-  uint64_t where;   /* one bit for each byte of the output that it sets */
+  uint64_t where;   /* one bit for each byte of the output */
   uint8_t index[64];
 } int8_piece;
 
 typedef struct {
   const int8_piece *pieces; /* of all vectors, one after the other */
   const int32_t *counts;    /* of each vector of the output planes that belong to one input plane */
+  const char *initial;      /* of each byte there: the value of padding, or 0 */
   int64_t vectors, lead;
   uint8_t fill;
 } int8_selection;
 
-/* The same by permutations of bytes: every output plane takes its bytes from the same places. */
+INLINE void select_planes(const int N, const int8_selection *k, const char *in, int64_t in_channel, char *out) {
+  const int8_piece *piece = k->pieces;
+  for (int64_t v = 0; v < k->vectors; v++) {
+    __m512i x[4];
+    UNROLL for (int n = 0; n < N; n++) x[n] = _mm512_loadu_si512(k->initial + 64 * v);
+    for (int32_t left = k->counts[v]; left > 0; left--, piece++) {
+      const __m512i index = _mm512_loadu_si512(piece->index);
+      const uint64_t where = piece->where;
+      UNROLL for (int n = 0; n < N; n++) {
+        const __m512i bytes = (__m512i)load_octets(in + n * in_channel + piece->from);
+        x[n] = _mm512_max_epu8(x[n], _mm512_maskz_permutexvar_epi8(where, index, bytes));
+      }
+    }
+    UNROLL for (int n = 0; n < N; n++) _mm512_storeu_si512(out + 64 * (n * k->vectors + v), x[n]);
+  }
+}
+
+/* Every output byte is the largest of some bytes of its input plane. */
 void op_int8_select(const context *c, const step *s) {
   const int8_selection *k = s->own;
-  int64_t first, last;
-  share(c, s->channels, &first, &last);
-  if (first == 0 && last > 0) memset(at(c, &s->out) - k->lead, k->fill, k->lead);
-  for (int64_t o = first; o < last; o++) {
-    const char *in = at(c, &s->in) + o * s->in.channel;
-    char *out = at(c, &s->out) + o * k->vectors * 64;
-    const int8_piece *piece = k->pieces;
-    for (int64_t v = 0; v < k->vectors; v++) {
-      __m512i x = _mm512_set1_epi8((char)k->fill);
-      for (int32_t n = k->counts[v]; n > 0; n--, piece++)
-        x = _mm512_mask_permutexvar_epi8(x, piece->where, _mm512_loadu_si512(piece->index), (__m512i)load_octets(in + piece->from));
-      _mm512_storeu_si512(out + 64 * v, x);
-    }
-  }
+  int64_t o, last;
+  share(c, s->channels, &o, &last);
+  const char *in = at(c, &s->in);
+  char *out = at(c, &s->out);
+  if (o == 0 && last > 0) memset(out - k->lead, k->fill, k->lead);
+  for (; o + 4 <= last; o += 4) select_planes(4, k, in + o * s->in.channel, s->in.channel, out + 64 * o * k->vectors);
+  for (; o < last; o++) select_planes(1, k, in + o * s->in.channel, s->in.channel, out + 64 * o * k->vectors);
 }
 #endif
 

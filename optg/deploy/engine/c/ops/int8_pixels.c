@@ -1,9 +1,9 @@
 /* Convolutions and linear layers on bytes, pixel by pixel: where there are too few positions to fill the vectors of planes.
 
    A pixel is all channels of one position, one after the other. A vector of sums belongs to 16 filters at one position. For
-   each filter, one permutation picks 4 of 64 neighbouring channels of a pixel; one instruction multiplies them by the filter's
-   weights and adds up. Filters that use fewer of the 64 channels than the others of their group get weights of 0. The
-   indices and weights of a group serve up to 8 positions, which stay in registers.
+   each filter, one permutation picks 4 channels from two blocks of 64 channels of a pixel; one instruction multiplies them by
+   the filter's weights and adds up. Filters that use fewer of the channels than the others of their group get weights of 0.
+   The indices and weights of a group serve up to 8 positions, which stay in registers.
 
    docs/int8.md defines the results. These operations need AVX-512 with VNNI and VBMI. */
 
@@ -15,8 +15,8 @@ int64_t engine_permutes(void) { return 1; }
 
 typedef struct { /* 16 filters */
   const char *picks;     /* for each pick: 64 indices, then 64 weights; 4 for each filter */
-  const int32_t *blocks; /* bytes from a position to each block of 64 channels */
-  int64_t count[4];      /* how many blocks have 1, 2, 3 and 4 picks, in this order */
+  const int32_t *blocks; /* for every second pick: bytes from a position to both blocks of 64 channels */
+  int64_t count;         /* of the picks */
 } pixel_filters;
 
 typedef struct {
@@ -45,65 +45,83 @@ typedef struct { /* 16 filters, and where their values lie */
 INLINE __m512i load_any(const void *p) { return (__m512i)load_octets(p); }
 INLINE __m512i add_picked(__m512i total, __m512i x, __m512i w) { return (__m512i)add_products((sums)total, (octets)x, (weights){(sums)w}); }
 
-INLINE void pixel_block(const int T, const int N, __m512i *acc, const uint8_t *const *x, int64_t block, const char *picks) {
-  __m512i pixel[8];
-  UNROLL for (int t = 0; t < T; t++) pixel[t] = load_any(x[t] + block);
-  UNROLL for (int n = 0; n < N; n++) {
-    const __m512i index = load_any(picks + 128 * n), weight = load_any(picks + 128 * n + 64);
-    UNROLL for (int t = 0; t < T; t++) acc[t] = add_picked(acc[t], _mm512_permutexvar_epi8(index, pixel[t]), weight);
+INLINE void write_any(char *out, __m512i sums16, __m512i low, __m512i high) { /* 16 numbers as bytes */
+  _mm_storeu_si128((void *)out, _mm512_cvtepi32_epi8(_mm512_min_epi32(high, _mm512_max_epi32(low, sums16))));
+}
+
+/* Rescale the sums of 16 filters at `count` positions and write them: in a wide layer, or as floats. */
+static __attribute__((noinline)) void pixel_rescale_wide(const __m512i *acc, int count, const pixel_group *g, int64_t position) {
+  const int8_pixels *k = g->k;
+  const __m512 scale = _mm512_loadu_ps(k->scale + g->first), offset = _mm512_loadu_ps(k->offset + g->first);
+  for (int t = 0; t < count; t++) {
+    char *out = g->out + k->to[position + t];
+    __m512 y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[t]), scale, offset);
+    if (k->added) {
+      const __m512i r = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(g->add + k->added[position + t])));
+      y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(r), _mm512_set1_ps(k->residual), y);
+    }
+    if (k->real) {
+      float reals[16];
+      _mm512_storeu_ps(reals, _mm512_min_ps(_mm512_set1_ps(k->real_high), _mm512_max_ps(_mm512_set1_ps(k->real_low), y)));
+      for (int64_t f = 0; f < 16 && g->first + f < k->channels; f++) memcpy(out + f * g->out_channel, reals + f, 4);
+    } else {
+      write_any(out, _mm512_cvtps_epi32(y), _mm512_set1_epi32(k->low), _mm512_set1_epi32(k->high));
+    }
   }
 }
 
-/* Rescale the sums of 16 filters at one position and write them. */
-INLINE void pixel_rescale(__m512i total, const pixel_group *g, int64_t position) {
+INLINE void pixel_rescale(const int T, const __m512i *acc, const pixel_group *g, int64_t position) {
   const int8_pixels *k = g->k;
-  const __m512 scale = _mm512_loadu_ps(k->scale + g->first), offset = _mm512_loadu_ps(k->offset + g->first);
-  const __m512 sum = k->narrow ? _mm512_castsi512_ps(total) : _mm512_cvtepi32_ps(total);
-  char *out = g->out + k->to[position];
-  __m512 y;
-  if (k->added) {
-    const __m512i r = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(g->add + k->added[position])));
-    const __m512 residual = _mm512_set1_ps(k->residual);
-    if (k->narrow) {
-      const __m512i wide = _mm512_or_si512(_mm512_slli_epi32(r, 8), _mm512_set1_epi32(0x4B000000)); /* the float 2^23 + 256 r */
-      y = _mm512_fmadd_ps(sum, scale, _mm512_fmadd_ps(_mm512_castsi512_ps(wide), residual, offset));
-    } else {
-      y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(r), residual, _mm512_fmadd_ps(sum, scale, offset));
-    }
-  } else {
-    y = _mm512_fmadd_ps(sum, scale, offset);
-  }
-  if (k->real) {
-    float reals[16];
-    _mm512_storeu_ps(reals, _mm512_min_ps(_mm512_set1_ps(k->real_high), _mm512_max_ps(_mm512_set1_ps(k->real_low), y)));
-    for (int64_t f = 0; f < 16 && g->first + f < k->channels; f++) memcpy(out + f * g->out_channel, reals + f, 4);
+  if (!k->narrow) {
+    __m512i copy[8]; /* in memory; the sums themselves stay in registers */
+    UNROLL for (int t = 0; t < T; t++) copy[t] = acc[t];
+    pixel_rescale_wide(copy, T, g, position);
     return;
   }
-  __m128i q;
-  if (k->narrow && !k->added) {
-    const __m256i words = _mm512_cvtepi32_epi16(_mm512_castps_si512(y)); /* the low word: adding 1.5 * 2^23 has rounded */
-    q = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  } else {
-    q = _mm512_cvtusepi32_epi8(_mm512_max_epi32(_mm512_cvtps_epi32(y), _mm512_setzero_si512()));
+  const __m512 scale = _mm512_loadu_ps(k->scale + g->first), offset = _mm512_loadu_ps(k->offset + g->first);
+  const __m512i low = _mm512_set1_epi32(k->low), high = _mm512_set1_epi32(k->high);
+  const int32_t *to = k->to + position;
+  char *out = g->out;
+  if (k->added) {
+    const int32_t *added = k->added + position;
+    const __m512 residual = _mm512_set1_ps(k->residual);
+    UNROLL for (int t = 0; t < T; t++) {
+      const __m512i r = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(g->add + added[t])));
+      const __m512i wide = _mm512_or_si512(_mm512_slli_epi32(r, 8), _mm512_set1_epi32(0x4B000000)); /* the float 2^23 + 256 r */
+      const __m512 y = _mm512_fmadd_ps(_mm512_castsi512_ps(wide), residual, offset);
+      write_any(out + to[t], _mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_castsi512_ps(acc[t]), scale, y)), low, high);
+    }
+  } else { /* adding 1.5 * 2^23 has rounded: the bits are those of that float, plus the result */
+    const __m512i magic = _mm512_set1_epi32(0x4B400000), first = _mm512_add_epi32(low, magic), last = _mm512_add_epi32(high, magic);
+    UNROLL for (int t = 0; t < T; t++)
+      write_any(out + to[t], _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(acc[t]), scale, offset)), first, last);
   }
-  q = _mm_max_epu8(_mm_set1_epi8((char)k->low), q);
-  _mm_storeu_si128((void *)out, _mm_min_epu8(_mm_set1_epi8((char)k->high), q));
 }
 
 INLINE void pixel_tile(const int T, const pixel_group *g, int64_t position) {
   const pixel_filters *f = g->filters;
   const uint8_t *x[8];
-  __m512i acc[8];
+  __m512i acc[8], other[8]; /* every second pick has sums of its own: an addition waits for the one before it */
   UNROLL for (int t = 0; t < T; t++) {
     x[t] = g->in + g->k->from[position + t];
     acc[t] = load_any(g->k->start + g->first);
+    other[t] = _mm512_setzero_si512();
   }
-  const int32_t *block = f->blocks;
-  const char *picks = f->picks;
-#define PIXEL_BLOCKS(N) \
-  for (int64_t i = f->count[N - 1]; i > 0; i--, block++, picks += 128 * N) pixel_block(T, N, acc, x, *block, picks);
-  PIXEL_BLOCKS(1) PIXEL_BLOCKS(2) PIXEL_BLOCKS(3) PIXEL_BLOCKS(4)
-  UNROLL for (int t = 0; t < T; t++) pixel_rescale(acc[t], g, position + t);
+  const char *pick = f->picks;
+  for (const int32_t *block = f->blocks, *end = block + f->count; block < end; block += 2, pick += 256) {
+    const __m512i index = load_any(pick), weight = load_any(pick + 64), next_index = load_any(pick + 128), next_weight = load_any(pick + 192);
+    UNROLL for (int line = 0; line < 256; line += 64) __builtin_prefetch(pick + PREFETCHED + line, 0, 2);
+    const int64_t a = block[0], b = block[1];
+    UNROLL for (int t = 0; t < T; t++) {
+      const __m512i first = load_any(x[t] + a), second = load_any(x[t] + b);
+      acc[t] = add_picked(acc[t], _mm512_permutex2var_epi8(first, index, second), weight);
+      const __m512i picked = _mm512_permutex2var_epi8(first, next_index, second);
+      if (T < 4) other[t] = add_picked(other[t], picked, next_weight);
+      else acc[t] = add_picked(acc[t], picked, next_weight);
+    }
+  }
+  UNROLL for (int t = 0; t < T; t++) acc[t] = _mm512_add_epi32(acc[t], other[t]);
+  pixel_rescale(T, acc, g, position);
 }
 
 #define PIXEL_TILES(K) K(8) K(7) K(4) K(2) K(1)

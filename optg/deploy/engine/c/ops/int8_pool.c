@@ -107,7 +107,7 @@ void op_int8_mean(const context *c, const step *s) {
       sums total = repeat_sum(0);
       for (int64_t x = 0; x < bytes; x += SPAN) total = add_products(total, load_octets(in + x) & load_octets(k->mask + x), ones);
       int32_t sum = (int32_t)(SHIFT * bytes - p->height * p->width * k->zero_point);
-      for (int l = 0; l < SPAN / 4; l++) sum += total[l];
+      sum += add_lanes(total);
       out[i * q->rows * q->columns] = mean_of(k, sum, k->scale[0]);
     }
   }
