@@ -55,7 +55,7 @@ def changed_defaults(run: RunRecord) -> list[str]:
     """Return the flags that the command needs today because defaults of the recipe or the method have changed."""
     typed = {word.partition("=")[0].replace("_", "-") for word in str(run.summary.get("command")).split()}
     settings, options = current_defaults(str(run.summary.get("recipe")), run.method)
-    implied, flags = implied_sparsity(str(run.settings.get("structure", "unstructured"))), list[str]()
+    implied, flags = sparsity_of(str(run.settings.get("structure", "unstructured"))), list[str]()
     for prefix, then, now in (("", run.settings, settings), ("method.", run.options, options)):
         for key, value in then.items():
             if key not in now or value == now[key] or (key == "sparsity" and value == implied):
@@ -64,6 +64,14 @@ def changed_defaults(run: RunRecord) -> list[str]:
             if typed.isdisjoint(word for v in given for word in flag(prefix, key, v)[:1]):
                 flags += flag(prefix, key, value)
     return flags
+
+
+def sparsity_of(structure: str) -> float | None:
+    """Return the sparsity that a structure implies; None if none follows, or if a summary from elsewhere names no structure."""
+    try:
+        return implied_sparsity(structure)
+    except ValueError:
+        return None
 
 
 @cache

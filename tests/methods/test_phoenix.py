@@ -184,6 +184,16 @@ def test_forward_of_a_reopened_step_sees_dormant_weights_above_the_lower_thresho
     assert trials > 100
 
 
+def test_a_trial_of_several_forward_passes_forgets_the_statistics_of_all():
+    model, optimizer, sparsifier = start(Phoenix(reopen=0.99, schedule="constant"), 0.8)
+    assert sparsifier.method.trial_threshold(sparsifier.clock)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for batch in batches(2):  # two parts of one accumulated gradient
+        entropy(model, batch).backward()
+    optimizer.step()
+    assert before and all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
 def test_evaluation_after_a_trial_without_a_step_is_sparse():
     model, _, sparsifier = start(Phoenix(reopen=0.99, schedule="constant"), 0.8, model=Watched())
     x = batches(1)[0][0]

@@ -109,9 +109,10 @@ def test_a_sparsity_that_follows_from_the_structure_is_no_changed_default(tmp_pa
     plan = load("vgg19-cifar10")
     typed = "optg train --recipe vgg19-cifar10 --method gmp --structure 2:4"
     known = make_summary("gmp", command=typed) | {"recipe": "vgg19-cifar10", "options": {}}
-    known["settings"] = asdict(plan.recipe) | {"structure": "2:4", "sparsity": 0.5}
-    (tmp_path / "a.json").write_text(json.dumps(known))
-    assert "Defaults have changed" not in render(tmp_path / "out", tmp_path / "a.json")
+    for structure in ("2:4", "4:2"):
+        known["settings"] = asdict(plan.recipe) | {"structure": structure, "sparsity": 0.5}
+        (tmp_path / "a.json").write_text(json.dumps(known))
+        assert ("Defaults have changed" in render(tmp_path / "out", tmp_path / "a.json")) == (structure == "4:2")
 
 
 def test_missing_values_are_explained(tmp_path):
