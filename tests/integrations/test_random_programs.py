@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import optg
+from optg.methods import METHODS
 from tests.integrations.families import MODELS
 from tests.integrations.random_programs import FEATURES, OPTIMIZERS, SPARSITY, Program
 from tests.integrations.used_weights import UsedWeights
@@ -39,6 +40,9 @@ def check_program(seed: int) -> str:
     assert all(p.isfinite().all() for p in matrices.values()), f"{program} ends with weights that are not finite"
     for name, mask in masks.items():
         assert used.zero[name].reshape(mask.shape)[~mask].all(), f"{program} uses removed weights of {name}"
+    if not METHODS[program.method].learns_sparsity:
+        removed = sum(int((~mask).sum()) for mask in masks.values())
+        assert removed == program.sparsifier.weights.zeros(SPARSITY)[0], program
     said = SAID.search(messages)
     assert said or not used.computed, f"{program} computes weights and does not say that they are dense"
     zeros, size = (sum(int(count(zero)) for zero in used.zero.values()) for count in (torch.sum, torch.numel))
