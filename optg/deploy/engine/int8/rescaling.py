@@ -13,7 +13,6 @@ MOST_NARROW = 2**22  # sums of narrow layers are smaller
 MOST_WORD = 2**15  # so are their results, before they are clamped
 LEAST_SCALE, MOST_SCALE = 2**-21, 2**-5  # of narrow layers
 NEGLIGIBLE = 2**-5  # of a quantization step
-ADDED = 2**15  # a residual r is added as r + ADDED
 
 
 class Rescaling(NamedTuple):
@@ -24,9 +23,13 @@ class Rescaling(NamedTuple):
     narrow: bool  # are all sums and results so small that shorter arithmetic is exact?
 
 
+CANDIDATES = 64  # offsets on each side of the nearest one
+MOST_START = 2**20  # by which a sum may start higher or lower
+
+
 def exact_scales(op: "Convolution") -> tuple[np.ndarray, float, np.ndarray]:
     """Return the scales of the sums and of the residual, rounded to float32, and the offset; all as float64."""
-    scale = np.float32(op.quantized[0].scale * op.weight_scale.astype(np.float64) / op.out.scale).astype(np.float64)
+    scale = (op.quantized[0].scale * op.weight_scale.astype(np.float64) / op.out.scale).astype(np.float32).astype(np.float64)
     residual = float(np.float32(op.quantized[1].scale / op.out.scale)) if len(op.inputs) > 1 else 0.0
     added = op.quantized[1].zero_point * residual if len(op.inputs) > 1 else 0.0
     return scale, residual, op.bias / op.out.scale + op.out.zero_point - added
@@ -42,9 +45,9 @@ def rescaling(op: "Convolution") -> Rescaling:
     weight = op.weight.astype(np.int64).reshape(len(op.weight), -1)
     tiny = (scale < LEAST_SCALE) & (255 * LEAST_SCALE * np.abs(weight).sum(axis=1) <= NEGLIGIBLE)
     scale = np.where(tiny, LEAST_SCALE, scale)  # filters without weights, for example
-    exact = real_offset - MAGIC * scale + (-ADDED * residual if len(op.inputs) > 1 else MAGIC)
-    offset = exact.astype(np.float32)
-    start = start + np.rint((exact - offset) / scale)  # float64: it may be too large
+    exact = real_offset - MAGIC * scale + (0 if len(op.inputs) > 1 else MAGIC)
+    offset, more = split_offset(exact, scale)
+    start = start + more
     low = start + 255 * np.minimum(weight, 0).sum(axis=1)
     high = start + 255 * np.maximum(weight, 0).sum(axis=1)
     largest = np.maximum(np.abs(low), np.abs(high))
@@ -53,4 +56,20 @@ def rescaling(op: "Convolution") -> Rescaling:
     if not fits.all():
         return wide
     start = start.astype(np.int64) + MAGIC_BITS
-    return Rescaling(start, scale.astype(np.float32), offset, np.float32(residual / 2**8), narrow=True)
+    return Rescaling(start, scale.astype(np.float32), offset, np.float32(residual), narrow=True)
+
+
+def split_offset(exact: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a float32 and a whole number for each channel, such that float32 + scale · number is the exact offset.
+
+    A float32 of this size has hardly a fraction. Of the floats around the exact offset, take the one whose difference from it is
+    nearest to a multiple of the scale.
+    """
+    nearest = exact.astype(np.float32)
+    steps = np.array(sorted(range(-CANDIDATES, CANDIDATES + 1), key=abs))[:, None]
+    floats = (nearest + steps * np.spacing(nearest).astype(np.float64)).astype(np.float32)
+    numbers = np.rint((exact - floats) / scale)
+    errors = np.abs(exact - floats - numbers * scale)
+    best = np.where((np.abs(numbers) <= MOST_START) | (steps == 0), errors, np.inf).argmin(axis=0)
+    channels = np.arange(len(exact))
+    return floats[best, channels], numbers[best, channels]

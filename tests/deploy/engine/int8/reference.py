@@ -66,8 +66,7 @@ def run_convolution(op: convolution.Convolution, shape: Shape, x: np.ndarray, *a
         if not added:
             rounded = multiply_add(reals, per_channel(scale), per_channel(offset))
             return round_and_clamp(rounded - np.float32(1.5 * 2**23), bound(op.low, out), bound(op.high, out))
-        wide = np.float32(2**23) + 256 * added[0].astype(np.float32)
-        y = multiply_add(reals, per_channel(scale), multiply_add(wide, factor / 256, per_channel(offset)))
+        y = multiply_add(added[0].astype(np.float32), factor, multiply_add(reals, per_channel(scale), per_channel(offset)))
         return round_and_clamp(y, bound(op.low, out), bound(op.high, out))
     y = multiply_add(sums.astype(np.float32), per_channel(scale), per_channel(offset))
     for r in added:
@@ -86,9 +85,15 @@ def narrow_constants(
         if scale[channel] < 2**-21 and 255 * np.abs(filter).sum() * 2**-21 <= 2**-5:
             scale[channel] = 2**-21
         s, c = float(scale[channel]), float(real[channel]) + op.out.zero_point
-        exact = c - magic * s + (-(2.0**15) * float(factor) if len(op.inputs) > 1 else magic)
-        offset = np.float32(exact)
-        start = np.rint((exact - float(offset)) / s)
+        exact = c - magic * s + (0.0 if len(op.inputs) > 1 else magic)
+        nearest = np.float32(exact)
+        best = np.inf
+        for step in sorted(range(-64, 65), key=abs):
+            candidate = np.float32(float(nearest) + step * float(np.spacing(nearest)))
+            number = np.rint((exact - float(candidate)) / s)
+            error = abs(exact - float(candidate) - number * s)
+            if error < best and (step == 0 or abs(number) <= 2**20):
+                best, offset, start = error, candidate, number
         corrected = start - op.quantized[0].zero_point * filter.sum()
         largest = max(abs(corrected + 255 * filter[filter < 0].sum()), abs(corrected + 255 * filter[filter > 0].sum()))
         if largest >= 2**22 or largest * s + abs(c) + 255 + 255 * float(factor) >= 2**15 or s > 2**-5:

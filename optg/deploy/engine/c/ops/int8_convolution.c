@@ -116,7 +116,7 @@ INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t ch
   }
   const reals scale = repeat_real(k->scale[channel]), offset = repeat_real(k->offset[channel]);
   if (t->add) {
-    const reals residual = repeat_real(k->residual);
+    const reals residual = repeat_real(k->residual / 256);
     const uint8_t *add = t->add + channel * t->add_channel;
     UNROLL for (int v = 0; v < V; v++)
       write_octets(t, channel, v, quantize_sums_and_residual(acc + 4 * v, scale, load_octets(add + SPAN * v), residual, offset));
