@@ -14,11 +14,11 @@ from optg.deploy.engine.int8.planes import LINE, Planes
 if TYPE_CHECKING:
     from optg.deploy.engine.int8.convolution import Convolution
 
-MOST_POSITIONS = 512  # of a layer that may run on pixels
+MOST_POSITIONS = 8192  # of a layer that may run on pixels
 # Measured cycles on pixels: to load a pick; for each position, of a pick, and of the rest of 16 filters.
-LOAD_CYCLES, PICK_CYCLES, GROUP_CYCLES = 3.0, 1.2, 9.0
-ALIGNED_CYCLES, SHIFTED_CYCLES, FILTER_CYCLES = 5.0, 6.3, 12.0  # on a vector of planes: of 4 taps, and of the rest of a filter
-WORTH = 0.9  # pixels have to reduce the time to this: values may have to be copied
+LOAD_CYCLES, PICK_CYCLES, GROUP_CYCLES = 3.0, 1.1, 9.0
+ALIGNED_CYCLES, SHIFTED_CYCLES, FILTER_CYCLES = 5.0, 6.5, 12.0  # on a vector of planes: of 4 taps, and of the rest of a filter
+WORTH = 0.95  # pixels have to reduce the time to this: values may have to be copied
 
 FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count", np.int64)])
 

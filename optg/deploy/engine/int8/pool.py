@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from ctypes import Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import ClassVar, Literal
 
@@ -63,8 +62,8 @@ class Pool(Int8Op):
     def choices(self, source: Planes, output: Planes) -> list[list[np.ndarray]]:
         """Return the places of all pixels of the window, for each byte of an output plane."""
         w = self.window
-        first = [[k * d - p for k in range(n)] for n, d, p in zip(w.kernel, w.dilation, w.padding)]
-        return [[where_from(source, output, w.stride, tap)] for tap in product(*first)]
+        rows, columns = ([k * d - p for k in range(n)] for n, d, p in zip(w.kernel, w.dilation, w.padding))
+        return [[where_from(source, output, w.stride, (row, column))] for row in rows for column in columns]
 
     def function(self, source: Planes, output: Planes) -> str:
         whole = self.kind == "mean" and self.window.covers(source.shape, output.shape)
