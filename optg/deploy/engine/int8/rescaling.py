@@ -62,8 +62,8 @@ def rescaling(op: "Convolution") -> Rescaling:
 def split_offset(exact: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return a float32 and a whole number for each channel, such that float32 + scale · number is the exact offset.
 
-    A float32 of this size has hardly a fraction. Of the floats around the exact offset, take the one whose difference from it is
-    nearest to a multiple of the scale.
+    A float32 of this size has hardly a fraction. Of the floats around the exact offset, take the one whose difference from it
+    is nearest to a multiple of the scale.
     """
     nearest = exact.astype(np.float32)
     steps = np.array(sorted(range(-CANDIDATES, CANDIDATES + 1), key=abs))[:, None]
