@@ -78,3 +78,19 @@ def test_tensors_that_torch_creates_are_on_the_cpu() -> None:
     ]
     graph, x = make_graph(nodes, Ref("n"), {}, (3, 4, 4)), torch.randn(2, 3, 4, 4)
     assert torch.equal(compile_graph(graph)(x), x + torch.arange(4))
+
+
+def test_a_mean_over_one_dimension_given_as_a_number_runs_in_torch() -> None:
+    graph, x = make_graph([Node("m", "aten.mean.dim", (Ref("x"), 2, True))], Ref("m"), {}, (3, 4, 4)), torch.randn(2, 3, 4, 4)
+    assert torch.allclose(compile_graph(graph)(x), x.mean(2, keepdim=True))
+
+
+def test_a_stored_tensor_may_be_quantized() -> None:
+    nodes = [
+        Node("q", "optg.quantize_u8.default", (Ref("w"), 0.1, 7)),
+        Node("d", "optg.dequantize_u8.default", (Ref("q"), 0.1, 7)),
+        Node("n", "aten.add.Tensor", (Ref("x"), Ref("d"))),
+    ]
+    graph, x = make_graph(nodes, Ref("n"), {"w": torch.full((2, 3, 4, 4), 0.5)}, (3, 4, 4)), torch.randn(2, 3, 4, 4)
+    graph.shapes = [(2, 3, 4, 4)]  # so that the tensor could be a batch
+    assert torch.allclose(compile_graph(graph)(x), x + 0.5)

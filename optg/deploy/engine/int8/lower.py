@@ -154,7 +154,8 @@ def quantize(lowering: Int8Lowering, node: Node) -> None:
     op = lowering.used_once(x)
     if op is not None and lowering.close(op, node.name, result):
         return
-    if node.name not in lowering.shapes or lowering.lowering.meta[x.name].dtype != torch.float32:
+    value = lowering.lowering.meta.get(x.name)  # None if it is a stored tensor
+    if node.name not in lowering.shapes or value is None or value.dtype != torch.float32:
         raise Unsupported("it is not a batch of images or features in float32")
     lowering.need_floats(x)
     lowering.emit(Quantize(node.name, [x.name], [], result=result))

@@ -147,6 +147,7 @@ def mean(lowering: Int8Lowering, node: Node) -> None:
         _, dims, _, dtype = arguments(node, input=None, dim=None, keepdim=False, dtype=None)
         if (
             dtype is not None
+            or isinstance(dims, int)
             or lowering.lowering.meta[node.args[0].name].ndim != 4
             or sorted(d % 4 for d in dims or ()) != [2, 3]
         ):

@@ -45,6 +45,6 @@ def mean(lowering: "Lowering", node: Node) -> None:
     name = lowering.value(x)
     if dims is None or dtype is not None or len(lowering.forms[node.name]) not in (1, 3):
         raise Unsupported("it is not over height and width")
-    if len(lowering.forms[x.name]) != 3 or sorted(d % 4 for d in dims) != [2, 3]:
+    if len(lowering.forms[x.name]) != 3 or isinstance(dims, int) or sorted(d % 4 for d in dims) != [2, 3]:
         raise Unsupported("it is not over height and width")
     lowering.emit(Mean(node.name, [name]))
