@@ -8,11 +8,13 @@ if TYPE_CHECKING:
     from optg.deploy.engine.int8.convolution import Convolution
 
 MAGIC = 1.5 * 2**23  # a float32 of this size has no fraction: adding MAGIC rounds to an integer
-MAGIC_BITS = 0x4B400000  # of that float; MAGIC_BITS + n are the bits of MAGIC + n
+MAGIC_BITS = 0x4B400000  # the bits of MAGIC; MAGIC_BITS + n are the bits of MAGIC + n
 MOST_NARROW = 2**22  # sums of narrow layers are smaller
 MOST_WORD = 2**15  # so are their results, before they are clamped
 LEAST_SCALE, MOST_SCALE = 2**-21, 2**-5  # of narrow layers
-NEGLIGIBLE = 2**-5  # of a quantization step
+NEGLIGIBLE = 2**-5  # a share of a quantization step
+CANDIDATES = 64  # float offsets to try on each side of the nearest one
+MOST_START = 2**20  # largest number that is added to the start of a sum
 
 
 class Rescaling(NamedTuple):
@@ -21,10 +23,6 @@ class Rescaling(NamedTuple):
     offset: np.ndarray  # float32
     residual: np.float32  # scale of the value to add
     narrow: bool  # are all sums and results so small that shorter arithmetic is exact?
-
-
-CANDIDATES = 64  # offsets on each side of the nearest one
-MOST_START = 2**20  # by which a sum may start higher or lower
 
 
 def exact_scales(op: "Convolution") -> tuple[np.ndarray, float, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Planes whose bytes are those at fixed places of an input plane, or the largest of several: with permutations of vectors."""
+"""Copy bytes from fixed places of a plane, or the largest of several, by permutations of vectors."""
 
 from collections.abc import Callable
 from ctypes import Structure, c_int64, c_uint8, c_void_p
@@ -39,8 +39,8 @@ def select_call(source: Planes, output: Planes, places: Callable[[], list[list[n
     """Make output planes from input planes.
 
     Args:
-        places: returns where the bytes lie of which each output byte is the largest: choices × output planes of one input
-            plane. It is called when all layouts are final. Bytes without choices are padding.
+        places: returns the places of the bytes to choose from: choices × output planes of one input plane. Each output byte
+            is the largest of its choices; one without choices is padding. Called when all layouts are final.
     """
 
     def make() -> tuple[Structure, list[np.ndarray]]:
