@@ -131,7 +131,7 @@ ENGINES = (
     Engine("onnxruntime", prepare_onnxruntime, (*ONNX_PACKAGES, "onnxruntime")),
     Engine("openvino f32", prepare_openvino("f32"), (*ONNX_PACKAGES, "openvino")),
     Engine("openvino bf16", prepare_openvino("bf16"), (*ONNX_PACKAGES, "openvino")),
-    Engine("optg int8", prepare_optg_int8),
+    Engine("optg int8", prepare_optg_int8, ("torchao",)),
     Engine("onnxruntime int8", prepare_onnxruntime_int8, (*ONNX_PACKAGES, "onnxruntime")),
     Engine("openvino int8", prepare_openvino("int8"), (*ONNX_PACKAGES, "openvino", "nncf")),
     Engine("gpu bf16", prepare_gpu, needs_gpu=True),

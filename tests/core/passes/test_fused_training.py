@@ -89,7 +89,8 @@ def test_every_method_learns_the_same_with_fused_passes_and_the_reference(method
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01, device=DEVICE), fused=DEVICE == "cuda")
+    cuda = DEVICE == "cuda"
+    return torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01, device=DEVICE), fused=cuda, capturable=cuda)
 
 
 def momentum_sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -130,7 +131,7 @@ def test_steps_with_ham_and_sparse_opt_are_captured_and_never_wait(method, make)
         model = network(torch.float32)
         optimizer = make(model)
         goals = {"sparsity": 0.0 if method == "dense" else 0.8}
-        sparsifier = optg.sparsify(model, optimizer, boosted(method), epochs=1, steps_per_epoch=30, **goals)
+        sparsifier = optg.sparsify(model, optimizer, boosted(method), epochs=2, steps_per_epoch=30, **goals)
         graph = None
         try:
             while sparsifier.clock.step < 20:

@@ -36,9 +36,7 @@ def test_failing_wrong_and_missing_engines_are_reported(monkeypatch: pytest.Monk
 TOLERANCES = {"bf16": 0.05, "int8": 0.2}  # of engines that round activations; others: 1e-5
 
 
-@pytest.mark.parametrize(
-    "engine", [e for e in ENGINES if (e.packages and "nncf" not in e.packages) or e.name == "optg int8"], ids=lambda e: e.name
-)
+@pytest.mark.parametrize("engine", [e for e in ENGINES if e.packages and "nncf" not in e.packages], ids=lambda e: e.name)
 def test_other_engines_agree_with_torch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in engine.packages:
         pytest.importorskip(package)
