@@ -16,6 +16,7 @@ from optg.deploy.engine.int8.convolution import ConvolutionCall
 from optg.deploy.engine.int8.segment import Int8Segment
 from optg.deploy.engine.plan import Segment
 from optg.deploy.graph import GraphError, run_graph
+from optg.deploy.graph.interpret import call, execute
 from tests.campaign.forging import forge
 from tests.campaign.packed_mutations import load, make_inputs, prepare, tensors_of
 from tests.campaign.seeds import parse_args, restart_under_sanitizers, run_seeds
@@ -68,7 +69,9 @@ def case(seed: int) -> str:
         for a, b, right in zip(got, plain, exact or plain):
             error, rounding = ((t.double() - right.double()).abs().amax().item() if t.numel() else 0.0 for t in (a, b))
             largest = right.double().abs().amax().item() if right.numel() else 0.0
-            assert error <= max(1e-4 * max(1.0, largest), 50 * rounding), f"differs by {error:g} of {largest:g}"
+            if error > max(1e-4 * max(1.0, largest), 50 * rounding):
+                assert jumps(graph, inputs, plain, error / 2), f"differs by {error:g} of {largest:g}"
+                return "jumps"
     return "compiled" if exact else "compiled, compared in float32"
 
 
@@ -79,6 +82,21 @@ def exact_outputs(graph, inputs):
         return tensors_of(run_graph(graph, *(x.double() for x in inputs), tensors=wide))
     except GraphError:
         return None
+
+
+def jumps(graph, inputs, plain, least: float) -> bool:
+    """Return whether rounding errors of 1e-6 change an output by this much, as for ceil(tanh(100)), which may be 1 or 2."""
+    generator = torch.Generator().manual_seed(0)
+
+    def compute(op, args, named):
+        result = call(op, args, named)
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return result
+        noise = torch.rand(2, *result.shape, generator=generator, dtype=torch.float64).mul(2e-6).sub(1e-6).to(result.dtype)
+        return result * (1 + noise[0]) + 1e-30 * noise[1].sign()
+
+    runs = [tensors_of(execute(graph, inputs, graph.tensors, compute=compute)) for _ in range(8)]
+    return any((a.double() - b.double()).abs().amax() >= least for run in runs for a, b in zip(run, plain) if a.numel())
 
 
 def main() -> None:

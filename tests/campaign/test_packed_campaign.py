@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from optg.deploy.graph import Node, Ref, run_graph
 from tests.campaign import many_calls, random_networks
+from tests.campaign.packed_compiled import jumps
 from tests.campaign.packed_mutations import PERTURB
 from tests.campaign.seeds import Seeds
+from tests.deploy.engine.harness import make_graph
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +76,14 @@ def test_forged_files_compile_under_sanitizers_and_agree_with_torch() -> None:
     found = run_part("packed_compiled", "--count", "300")
     assert not found["failures"]
     assert found["counts"]["compiled"] > 10 and found["slowest_seconds"] < 20 and found["most_megabytes"] < 1000
+
+
+def test_differences_count_unless_rounding_errors_explain_them() -> None:
+    nodes = [Node("t", "aten.tanh.default", (Ref("x"),)), Node("c", "aten.ceil.default", (Ref("t"),))]
+    smooth, steep = make_graph(nodes[:1], Ref("t"), {}, (3,)), make_graph(nodes, Ref("c"), {}, (3,))
+    large, small = torch.full((2, 3), 100.0), torch.full((2, 3), 0.5)  # tanh(100) rounds to 1, and ceil makes it 1 or 2
+    for graph, x, expected in ((smooth, large, False), (steep, small, False), (steep, large, True)):
+        assert jumps(graph, [x], [run_graph(graph, x)], 0.5) == expected
 
 
 def test_random_int8_files_equal_the_reference_under_sanitizers() -> None:

@@ -21,7 +21,7 @@ MOST_PIECES = 1024  # tensors that one operation takes or returns
 FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 REALS = FLOATS | INTEGERS | {torch.bool}
-ATTENTION = "aten.scaled_dot_product_attention.default"
+ATTENTION, EXPAND = "aten.scaled_dot_product_attention.default", "aten.expand.default"
 EQUATION = re.compile("[A-Za-z, ]{1,64}->[A-Za-z ]{0,64}")
 
 
@@ -136,6 +136,8 @@ def check_arguments(op: str, args: Any, kwargs: dict[str, Any]) -> dict[str, Any
         raise GraphError("it would change the running statistics, because training is True")
     if op == ATTENTION and any(given[name].numel() == 0 for name in ("query", "key", "value") if name in given):
         raise GraphError("its query, key or value is empty")  # torch would divide by the number of heads
+    if op == EXPAND and -1 in new_dimensions(given):
+        raise GraphError(f"size is {describe(given['size'])}; expected no -1 for a new dimension")
     if (pieces := count_pieces(op, given)) > MOST_PIECES:
         raise GraphError(f"it splits a tensor into {pieces:,} pieces; expected at most {MOST_PIECES:,}")
     return given
@@ -154,6 +156,12 @@ def count_pieces(op: str, given: dict[str, Any]) -> int:
     if op == "aten.split.Tensor":
         return -(-split_size(given) // given.get("split_size", 1))
     return given.get("chunks", 0) if op == "aten.chunk.default" else 0
+
+
+def new_dimensions(given: dict[str, Any]) -> Any:
+    """Return the sizes of the dimensions that `expand` adds. For a tensor without dimensions torch returns one of size -1."""
+    sizes = given.get("size", ())
+    return sizes[: max(0, len(sizes) - given["self"].ndim)] if isinstance(sizes, (list, tuple)) and "self" in given else ()
 
 
 def split_size(given: dict[str, Any]) -> int:

@@ -94,3 +94,13 @@ def test_a_stored_tensor_may_be_quantized() -> None:
     graph, x = make_graph(nodes, Ref("n"), {"w": torch.full((2, 3, 4, 4), 0.5)}, (3, 4, 4)), torch.randn(2, 3, 4, 4)
     graph.shapes = [(2, 3, 4, 4)]  # so that the tensor could be a batch
     assert torch.allclose(compile_graph(graph)(x), x + 0.5)
+
+
+def test_an_empty_tensor_may_be_quantized() -> None:
+    nodes = [
+        Node("r", "aten.relu.default", (Ref("w"),)),
+        Node("q", "optg.quantize_u8.default", (Ref("r"), 0.1, 7)),
+    ]
+    graph, x = make_graph(nodes, (Ref("q"), Ref("x")), {"w": torch.ones(2, 0, 3, 1)}, (3, 4, 4)), torch.randn(2, 3, 4, 4)
+    graph.shapes = [(2, 3, 4, 4)]  # so that the tensor could be a batch
+    assert compile_graph(graph)(x)[0].shape == (2, 0, 3, 1)

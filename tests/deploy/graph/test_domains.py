@@ -57,6 +57,8 @@ def test_domain_accepts(name: str, accepted: list[object], refused: list[object]
         ("aten.relu.default", (X,), {"inplace": True}, "the argument 'inplace' is not permitted"),
         ("aten.relu.default", (X, X), {}, "got 2 arguments; expected at most 1"),
         ("aten.batch_norm.default", (X, None, None, X, X, True, 0.1, 1e-5, False), {}, "change the running statistics"),
+        ("aten.expand.default", (X[0, 0, 0, 0], [-1, 0]), {}, "size is [-1, 0]; expected no -1 for a new"),
+        ("aten.expand.default", (X[0, 0, 0],), {"size": [2, -1, 8]}, "size is [2, -1, 8]; expected no -1"),
         ("aten.unbind.int", (torch.empty(2000, 2, device="meta"),), {}, "splits a tensor into 2,000 pieces"),
         ("aten.split.Tensor", (torch.empty(2, 9999, device="meta"), 3, 1), {}, "splits a tensor into 3,333 pieces"),
         ("aten.chunk.default", (X, 2000), {}, "splits a tensor into 2,000 pieces"),

@@ -48,7 +48,7 @@ class Int8Lowering:
         self.shapes: dict[str, Shape] = {}
         batch = lowering.batch
         for name, value in lowering.meta.items():
-            if isinstance(value, torch.Tensor) and value.ndim in (2, 4) and value.shape[0] == batch:
+            if isinstance(value, torch.Tensor) and value.numel() and value.ndim in (2, 4) and value.shape[0] == batch:
                 self.shapes[name] = (*value.shape[1:], *(1, 1)[: 4 - value.ndim])
 
     def lower(self, node: Node) -> bool:
