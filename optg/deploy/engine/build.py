@@ -55,6 +55,7 @@ class Int8Kernel(NamedTuple):
     width: int
     vectors: int
     offset_unit: int
+    block: int  # input channels that lie interleaved
 
 
 class Library:
@@ -91,7 +92,7 @@ class Library:
         self.int8_kernels: list[Int8Kernel] = []
         for i in range(c.engine_int8_kernel_count()):
             c.engine_int8_kernel(i, shape)
-            self.int8_kernels.append(Int8Kernel(*shape[:3]))
+            self.int8_kernels.append(Int8Kernel(*shape[:4]))
 
     def function(self, name: str) -> int:
         """Return the address of a C function."""

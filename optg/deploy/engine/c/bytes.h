@@ -211,6 +211,53 @@ INLINE quad interleave(const uint8_t *a, const uint8_t *b, const uint8_t *c, con
   return (quad){{low_16(l, l2), high_16(l, l2), low_16(h, h2), high_16(h, h2)}};
 }
 
+/* Four taps at SPAN positions: 4 rows of a byte a position, 2 rows of BLOCK = 2 bytes, or a row of 4. The row begins v vectors
+   further. */
+INLINE quad read_taps(const int BLOCK, const uint8_t *const *row, int v) {
+  if (BLOCK == 1) return interleave(row[0] + SPAN * v, row[1] + SPAN * v, row[2] + SPAN * v, row[3] + SPAN * v);
+  quad q;
+  if (BLOCK == 2)
+    UNROLL for (int i = 0; i < 2; i++) {
+      const octets a = load_octets(row[0] + SPAN * (2 * v + i)), b = load_octets(row[1] + SPAN * (2 * v + i));
+      q.part[2 * i] = low_16(a, b), q.part[2 * i + 1] = high_16(a, b);
+    }
+  else
+    UNROLL for (int p = 0; p < 4; p++) q.part[p] = load_octets(row[0] + SPAN * (4 * v + p));
+  return q;
+}
+
+/* The position of number i in part p of 4 vectors of sums. */
+INLINE int position_of(int block, int p, int i) {
+  if (block == 1) return i / 4 * 16 + p * 4 + i % 4;
+  if (block == 2) return p / 2 * (SPAN / 2) + i / 4 * 8 + p % 2 * 4 + i % 4;
+  return p * (SPAN / 4) + i;
+}
+
+/* Packed results of blocks -> the order of positions, and back. Those of single bytes are in order. */
+INLINE octets in_order(int block, octets x) {
+#if SPAN == 64
+  const __m512i by_2 = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  const __m512i by_4 = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return block == 1 ? x : (octets)_mm512_permutexvar_epi32(block == 2 ? by_2 : by_4, (__m512i)x);
+#elif SPAN == 32
+  const __m256i by_2 = _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7), by_4 = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  return block == 1 ? x : (octets)_mm256_permutevar8x32_epi32((__m256i)x, block == 2 ? by_2 : by_4);
+#else
+  return x;
+#endif
+}
+INLINE octets out_of_order(int block, octets x) {
+#if SPAN == 64
+  const __m512i by_2 = _mm512_setr_epi32(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+  return block != 2 ? in_order(block, x) : (octets)_mm512_permutexvar_epi32(by_2, (__m512i)x);
+#elif SPAN == 32
+  const __m256i by_4 = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+  return block != 4 ? in_order(block, x) : (octets)_mm256_permutevar8x32_epi32((__m256i)x, by_4);
+#else
+  return x;
+#endif
+}
+
 /* The bytes of a vector as integers, in the order of sums. */
 INLINE quad widen(octets x) {
   const octets zero = repeat_octet(0), l = low_8(x, zero), h = high_8(x, zero);

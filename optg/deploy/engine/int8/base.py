@@ -115,11 +115,11 @@ class Places:
             self.known[name,] = Planes(self.shapes[name], self.images, zero_point, number)
         return self.known[name,]
 
-    def copy(self, name: str, kind: str, shape: Shape, zero_point: int) -> tuple[Planes, bool]:
+    def copy(self, name: str, kind: str, shape: Shape, zero_point: int, number: int = 1) -> tuple[Planes, bool]:
         """Return a copy of a value in another layout, and whether it is new."""
         new = (name, kind) not in self.known
         if new:
-            self.known[name, kind] = Planes(shape, self.images, zero_point)
+            self.known[name, kind] = Planes(shape, self.images, zero_point, number)
         return self.known[name, kind], new
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from optg.deploy.engine.build import Int8Kernel, Library
 from optg.deploy.engine.int8.base import LARGEST_SUM, Call, Int8Op, Places, Quantization
+from optg.deploy.engine.int8.blocks import DENSE, block_size, in_blocks, interleave_call
 from optg.deploy.engine.int8.copy import split_call
 from optg.deploy.engine.int8.pixel_convolution import lay_out_pixels, prefers_pixels
 from optg.deploy.engine.int8.planes import Planes
@@ -20,7 +21,6 @@ from optg.deploy.engine.ops.base import Unsupported
 from optg.deploy.engine.ops.window import Window
 from optg.deploy.engine.tune import Tuner
 
-DENSE = 0.15  # density above which filters may share their taps
 FIRST_CACHE = 32 << 10  # bytes of a tile's input that stay in the first cache
 WORTH_PARTS = 64  # weights of a filter above which input channels may be taken in parts
 PARTS_TILE = 4  # vectors of the largest tile whose sums are kept between parts
@@ -31,7 +31,7 @@ class ConvolutionStruct(Structure):
         *((name, c_void_p) for name in ("bundles", "cost", "start", "scale", "offset", "mask", "bases")),
         *((name, c_int64) for name in ("bundle_count", "wide_count", "parts", "scratch")),
         *((name, c_int64) for name in ("positions", "plane", "lead", "wide_tile", "tile")),
-        *((name, c_int64) for name in ("offset_unit", "narrow", "clamps", "real")),
+        *((name, c_int64) for name in ("block", "offset_unit", "narrow", "clamps", "real")),
         *((name, c_float) for name in ("residual", "real_low", "real_high")),
         *((name, c_uint8) for name in ("low", "high", "fill")),
     ]
@@ -96,7 +96,7 @@ class Convolution(Int8Op):
         source = places.value(self.inputs[0], self.quantized[0].zero_point)
         output = places.value(self.output, self.out.zero_point, 1 if self.result else 4)
         calls: list[Call] = []
-        phases = self.phases()
+        phases, kind = self.phases(), "all"
         if self.window.stride != (1, 1):
             channels, height, width = source.shape
             shape = (channels * len(phases), -(-height // self.window.stride[0]), -(-width // self.window.stride[1]))
@@ -105,6 +105,14 @@ class Convolution(Int8Op):
             if new:
                 calls.append(split_call(whole, source, self.window.stride, phases, places.library))
         self.reserve(source, output)
+        if (block := block_size(self, places)) > 1:
+            shape = (-(-source.shape[0] // len(phases) // block) * len(phases), *source.shape[1:])
+            planes = source
+            source, new = places.copy(self.inputs[0], f"{kind}, {block} channels", shape, planes.zero_point, block)
+            source.geometry.join(planes.geometry)
+            self.reserve(source, output)
+            if new:
+                calls.append(interleave_call(planes, source, len(phases)))
         added = [places.value(name, q.zero_point) for name, q in zip(self.inputs[1:], self.quantized[1:])]
         for value in (output, *added):
             source.geometry.join(value.geometry)
@@ -133,14 +141,14 @@ class Convolution(Int8Op):
             source.pad(pads[0][0], pads[1][0])
 
     def offsets(self, source: Planes, phases: list[tuple[int, int]]) -> np.ndarray:
-        """Return the bytes from the output position to each tap of a filter: input channels × kernel."""
+        """Return the bytes from the output position to each tap of a filter: input channels, or blocks of them, × kernel."""
         (row_phase, row), (column_phase, column) = (
             (self.shifts(axis) % self.window.stride[axis], self.shifts(axis) // self.window.stride[axis]) for axis in (0, 1)
         )
         phase = np.array([[phases.index((int(r), int(c))) for c in column_phase] for r in row_phase])
         inside = phase * source.plane + row[:, None] * source.columns + column[None, :]
         channels = np.arange(source.shape[0] // len(phases))[:, None, None] * (len(phases) * source.plane)
-        return channels + inside
+        return source.number * (channels + inside)
 
     def call(
         self, source: Planes, output: Planes, added: list[Planes], phases: list[tuple[int, int]], library: Library
@@ -157,6 +165,7 @@ class Convolution(Int8Op):
             written=output,
             first=first,
             offsets=rows,
+            block=source.number,
             scratch=self.scratch(source, library),
             kernels=library.int8_kernels,
         )  # fmt: skip
@@ -207,6 +216,7 @@ class ConvolutionCall(Call):
     written: Planes
     first: int  # bytes from the output position to the first tap
     offsets: np.ndarray  # bytes from there to every tap of a filter; one row for all filters, or one for each
+    block: int  # input channels that lie interleaved
     scratch: Planes | None  # for sums between parts
     kernels: list[Int8Kernel]
     made: dict[tuple[int, int], Taps] = field(default_factory=dict)
@@ -215,7 +225,7 @@ class ConvolutionCall(Call):
         super().bind(library)
         self.c.in_.start += self.first
         self.own.scratch = self.scratch.address if self.scratch is not None else 0
-        self.own_span = library.span
+        self.own_span, self.own.block = library.span, self.block
         self.step = self.c
 
     @property
@@ -241,6 +251,7 @@ class ConvolutionCall(Call):
             *op.window,
             output.shape,
             self.own.positions,
+            self.block,
             output.fills,
             len(op.inputs),
             nonzero,
@@ -252,7 +263,7 @@ class ConvolutionCall(Call):
         density = self.op.nonzero / max(1, self.op.weight.size)
         singles = self.tiles(1)
         found = [Tiling(1, 1, tile, parts) for tile in singles for parts in self.parts(tile)]
-        if density > DENSE and self.op.groups == 1:
+        if density > DENSE and self.op.groups == 1 and self.block == 1:
             widths = {kernel.width for kernel in self.kernels if 1 < kernel.width <= len(self.op.weight)}
             found += [Tiling(width, tile, max(singles), 1) for width in widths for tile in self.tiles(width)]
         return found
@@ -282,8 +293,7 @@ class ConvolutionCall(Call):
     def taps(self, tiling: Tiling) -> Taps:
         key = tiling.width, tiling.parts
         if key not in self.made:
-            weight = self.op.weight.reshape(len(self.op.weight), -1)
-            self.made[key] = make_taps(weight, self.offsets, *key)
+            self.made[key] = make_taps(in_blocks(self.op.weight, self.block), self.offsets, *key)
         return self.made[key]
 
     @property

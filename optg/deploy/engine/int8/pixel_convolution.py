@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optg.deploy.engine.int8.base import Call, Places
+from optg.deploy.engine.int8.blocks import block_size, expected_cycles
 from optg.deploy.engine.int8.picks import FILTERS, block_weights, make_picks, schedule
 from optg.deploy.engine.int8.pixels import Pixels, output_pixels, pixels_of
 from optg.deploy.engine.int8.planes import LINE, Planes
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 MOST_POSITIONS = 8192  # of a layer that may run on pixels
 # Measured cycles on pixels: to load a pick; for each position, of a pick, and of the rest of 16 filters.
 LOAD_CYCLES, PICK_CYCLES, GROUP_CYCLES = 3.0, 1.1, 9.0
-ALIGNED_CYCLES, SHIFTED_CYCLES, FILTER_CYCLES = 5.0, 6.5, 12.0  # on a vector of planes: of 4 taps, and of the rest of a filter
 WORTH = 0.95  # pixels have to reduce the time to this: values may have to be copied
 
 FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count", np.int64)])
@@ -34,16 +34,13 @@ class PixelConvolutionStruct(Structure):
 
 def prefers_pixels(op: "Convolution", places: Places) -> bool:
     """Return whether a convolution is expected to be faster on pixels than on planes."""
-    channels, height, width = places.shapes[op.output]
+    _, height, width = places.shapes[op.output]
     positions = places.images * height * width
     if not places.library.permutes or op.groups > 1 or positions > MOST_POSITIONS:
         return False
     picks = schedule(block_weights(op.weight)).picks
     per_position = PICK_CYCLES * int(picks.sum()) + GROUP_CYCLES * len(picks)
-    taps = int((-(-np.count_nonzero(op.weight.reshape(channels, -1), axis=1) // 4)).sum())
-    padded = places.images * (height + (height > 1)) * (width + (width > 1))
-    taps_cycles = ALIGNED_CYCLES if op.window.kernel == (1, 1) else SHIFTED_CYCLES
-    on_planes = -(-padded // LINE) * (taps_cycles * taps + FILTER_CYCLES * channels)
+    on_planes = expected_cycles(op, places, block_size(op, places))
     return LOAD_CYCLES * int(picks.sum()) + positions * per_position < WORTH * on_planes
 
 

@@ -55,7 +55,7 @@ class Planes:
     shape: Shape
     images: int
     zero_point: int = 0
-    number: int = 1  # bytes of a number: 1, or 4 for floats
+    number: int = 1  # bytes of a position: 1, or 4 for floats; more where channels are interleaved
     fills: bool = False  # does something read the padding?
     margin: tuple[int, int] = (0, 0)  # rows and columns that are read before the first plane
     born: int = -1  # the first and the last step that touch it
@@ -98,7 +98,7 @@ class Planes:
     @property
     def lead(self) -> int:
         """Bytes of padding before the first plane."""
-        return -(-(self.margin[0] * self.columns + self.margin[1]) // LINE) * LINE
+        return self.number * -(-(self.margin[0] * self.columns + self.margin[1]) // LINE) * LINE
 
     @property
     def size(self) -> int:

@@ -33,22 +33,22 @@ def make_taps(weight: np.ndarray, offsets: np.ndarray, width: int, parts: int = 
     """Return the taps of filters (rows of `weight`) whose inputs lie `offsets` bytes from the first one.
 
     Args:
-        weight: filters × taps, int8.
-        offsets: of each filter's taps, or one row for all filters.
+        weight: filters × blocks × weights of a block, int8. Blocks have 1, 2 or 4 weights; only those of 1 can be shared.
+        offsets: of each filter's blocks, or one row for all filters.
         width: filters that share their taps; those left over run alone.
         parts: the taps are cut into so many parts, one after the other; only where filters run alone.
     """
-    offsets = np.broadcast_to(offsets, weight.shape)
+    offsets = np.broadcast_to(offsets, weight.shape[:2])
     wide = len(weight) // width if width > 1 else 0
     edges = [weight.shape[1] * part // parts for part in range(parts + 1)]
     ranges = [slice(first, last) for first, last in pairwise(edges)]
     bases = np.array([int(offsets[:, each].min()) for each in ranges], np.int64)
     near = np.concatenate([offsets[:, each] - base for each, base in zip(ranges, bases)], axis=1)
-    unit = offset_unit(near)
-    order = np.argsort(np.count_nonzero(weight[wide * width :], axis=1), kind="stable")
+    unit = offset_unit(near) if weight.shape[2] == 1 else 0
+    order = np.argsort(weight[wide * width :].any(axis=2).sum(axis=1), kind="stable")
     tables, rows = [], []
     if wide:
-        shared, table = wide_taps(weight[: wide * width], near[: wide * width], width)
+        shared, table = wide_taps(weight[: wide * width, :, 0], near[: wide * width], width)
         rows.append(shared)
         tables.append(table)
     for each in ranges:
@@ -73,18 +73,20 @@ def single_taps(
     weight: np.ndarray, offsets: np.ndarray, order: np.ndarray, unit: int, first: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bundles of one filter each. Those with few taps come first, so that consecutive loops have similar lengths."""
-    filters, taps = np.nonzero(weight)
+    size = weight.shape[2]
+    blocks = GROUP // size  # of a group
+    filters, taps = np.nonzero(weight.any(axis=2))
     counts = np.bincount(filters, minlength=len(weight))
-    groups = -(-counts // GROUP)
+    groups = -(-counts // blocks)
     start = np.zeros(len(weight), np.int64)
     start[order] = np.cumsum(groups[order]) - groups[order]
-    slot = start[filters] * GROUP + np.arange(len(filters)) - (np.cumsum(counts) - counts)[filters]
+    slot = start[filters] * blocks + np.arange(len(filters)) - (np.cumsum(counts) - counts)[filters]
     total = int(groups.sum())
-    where, values = np.zeros(total * GROUP, np.int64), np.zeros(total * GROUP, np.int8)
+    where, values = np.zeros(total * blocks, np.int64), np.zeros((total * blocks, size), np.int8)
     where[slot], values[slot] = offsets[filters, taps], weight[filters, taps]
     kind = np.uint16 if unit else np.int32
-    table = np.zeros(total, np.dtype([("offsets", kind, GROUP), ("weights", np.int8, GROUP)]))
-    table["offsets"] = (where // (unit or 1)).reshape(-1, GROUP)
+    table = np.zeros(total, np.dtype([("offsets", kind, (blocks,)), ("weights", np.int8, GROUP)]))
+    table["offsets"] = (where // (unit or 1)).reshape(-1, blocks)
     table["weights"] = values.reshape(-1, GROUP)
     return bundle_rows(table, start[order], groups[order], first + order, 1), table
 

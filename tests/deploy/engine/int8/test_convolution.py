@@ -1,6 +1,7 @@
 """Int8 convolutions and linear layers against the integer reference."""
 
 import random
+from collections import Counter
 from itertools import product
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 from optg.deploy.compile import Compiled
-from optg.deploy.engine.int8 import convolution
+from optg.deploy.engine.int8 import blocks, convolution
+from optg.deploy.engine.int8.base import Places
+from optg.deploy.engine.int8.blocks import in_blocks
 from optg.deploy.engine.int8.taps import make_taps
 from optg.deploy.graph import Graph, Ref, run_graph
 from tests.deploy.engine import replay
@@ -58,6 +61,45 @@ def test_random_convolutions_equal_the_reference(isa: str, poisoned_bytes: None)
     for _ in range(60):
         graph, xs, threads = random_convolution(rng)
         check(graph, *xs, threads=threads, isa=isa)
+
+
+@pytest.fixture
+def any_block(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Let layers read blocks of any size, whatever their weights are. Count the sizes."""
+    rng, seen = random.Random(4), Counter[int]()
+
+    def choose(op: convolution.Convolution, places: Places) -> int:
+        size = rng.choice(blocks.possible_sizes(op))
+        seen[size] += 1
+        return size
+
+    monkeypatch.setattr(convolution, "block_size", choose)
+    monkeypatch.setattr(convolution, "prefers_pixels", lambda op, places: False)
+    return seen
+
+
+@pytest.mark.parametrize("isa", INT8_ISAS)
+def test_blocks_of_channels_equal_the_reference(isa: str, poisoned_bytes: None, any_block: Counter[int]) -> None:
+    rng = random.Random(5)
+    for _ in range(10 if isa in replay.TARGETS else 60):
+        graph, xs, threads = random_convolution(rng)
+        check(graph, *xs, threads=threads, isa=isa)
+    assert set(any_block) == {1, 2, 4}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_layers_read_blocks_of_the_size_that_their_zeros_come_in(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+    monkeypatch.setattr(
+        convolution, "block_size", lambda op, places: chosen.append(blocks.block_size(op, places)) or chosen[-1]
+    )
+    b = Builder((64, 24, 24))
+    weight = b.weight(64, 64, 3, 3, density=1)
+    kept = torch.rand(64, 64 // size, 1, 3, 3, generator=b.draw) < 0.1
+    b.tensors["w0"] *= kept.expand(-1, -1, size, -1, -1).reshape(64, 64, 3, 3)
+    b.quantize(b.aten("conv2d", b.input(), weight, None, [1, 1], [1, 1]), 0.5, 9)
+    check(b.graph(), torch.randn(1, 64, 24, 24))
+    assert set(chosen) == {size}
 
 
 @pytest.mark.long
@@ -204,18 +246,43 @@ def test_taps_leave_out_zeros_and_share_offsets() -> None:
     weight = np.zeros((3, 8), np.int8)
     weight[0, [1, 5]], weight[2, :5] = 7, -3
     offsets = np.arange(8)[None] * 64
-    taps = make_taps(weight, offsets, 1)
+    taps = make_taps(weight[..., None], offsets, 1)
     assert taps.offset_unit == 8
     assert taps.bundles["groups"].tolist() == [[0, 1, 2]] and taps.bundles["channel"].tolist() == [[1, 0, 2]]
     [table] = taps.arrays
     assert table["offsets"].tolist() == [[8, 40, 0, 0], [0, 8, 16, 24], [32, 0, 0, 0]]
     assert table["weights"].tolist() == [[7, 7, 0, 0], [-3, -3, -3, -3], [-3, 0, 0, 0]]
-    wide = make_taps(weight, offsets, 2)
+    wide = make_taps(weight[..., None], offsets, 2)
     assert wide.wide_count == 1 and wide.bundles["width"].tolist() == [[2, 1]]
     assert wide.arrays[0]["offsets"].tolist() == [[64, 320, 0, 0]]
-    parts = make_taps(weight, offsets, 1, 2)
+    parts = make_taps(weight[..., None], offsets, 1, 2)
     assert parts.bases.tolist() == [0, 256] and parts.bundles["groups"].tolist() == [[0, 1, 1], [0, 1, 1]]
     assert parts.arrays[1]["offsets"].tolist() == [[8, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_taps_of_blocks() -> None:
+    weight = np.arange(-12, 12, dtype=np.int8).reshape(1, 6, 2, 2)  # filters × channels × kernel
+    weight[0, [0, 1], 1] = 0
+    by_4 = in_blocks(weight, 4)
+    assert by_4.tolist() == [
+        [
+            [-12, -8, -4, 0],
+            [-11, -7, -3, 1],
+            [0, 0, -2, 2],
+            [0, 0, -1, 3],
+            [4, 8, 0, 0],
+            [5, 9, 0, 0],
+            [6, 10, 0, 0],
+            [7, 11, 0, 0],
+        ]
+    ]
+    [table] = make_taps(by_4, np.arange(8)[None] * 100, 1).arrays
+    assert table["offsets"].ravel().tolist() == [0, 100, 200, 300, 400, 500, 600, 700]
+    assert table["weights"].tolist() == by_4[0].tolist()
+    by_2 = in_blocks(weight, 2)
+    [table] = make_taps(by_2, np.arange(12)[None] * 100, 1).arrays
+    assert table["offsets"].tolist() == [[0, 100], [400, 500], [600, 700], [800, 900], [1000, 1100]]
+    assert table["weights"].tolist()[0] == [-12, -8, -11, -7]
 
 
 def test_the_reference_rounds_a_multiply_add_once() -> None:

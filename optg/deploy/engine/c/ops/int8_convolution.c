@@ -3,13 +3,14 @@
    A plane is the image row by row, with padding between the rows. So each tap of a convolution is the whole plane, shifted by
    a constant number of bytes. Four taps, of any channels and positions, are interleaved in registers: each 4 bytes then belong
    to one output position, and one instruction multiplies them by 4 weights and adds up. A tile of V vectors stays in registers
-   while the taps of a filter stream by. Where weights are dense, several filters share the interleaved bytes. Where a tile reads
-   more than the first cache holds, the input channels are taken in parts, and sums are kept in memory between them. */
+   while the taps of a filter stream by. Where weights are dense, several filters share the interleaved bytes. Where weights come
+   in blocks of 2 or 4 neighbouring channels, the input has these interleaved already (int8_copy.c). Where a tile reads more than
+   the first cache holds, the input channels are taken in parts, and sums are kept in memory between them. */
 
 #include "../bytes.h"
 
 typedef struct { /* filters that share their taps */
-  const char *taps; /* groups of 4 taps: 4 offsets, and 4 weights for each filter */
+  const char *taps; /* groups of 4 taps: an offset for each block, and 4 weights for each filter */
   int32_t groups;
   int32_t channel, width; /* the filters are the output channels from `channel` on */
 } bundle;
@@ -25,6 +26,7 @@ typedef struct {
   int64_t scratch;      /* bytes from the arena's start to the sums that are kept between parts */
   int64_t positions, plane, lead;   /* bytes to compute, of a whole plane, and of the padding before the first plane */
   int64_t wide_tile, tile;          /* vectors that a kernel computes at once */
+  int64_t block;                    /* input channels that lie interleaved: 1, 2 or 4 */
   int64_t offset_unit;              /* offsets of single filters are uint16, in so many bytes; 0: they are int32, in bytes */
   int64_t narrow, clamps;           /* how results are rescaled; do they have bounds other than 0 and 255? */
   int64_t real;                     /* write floats, not bytes */
@@ -41,48 +43,51 @@ typedef struct { /* a tile, and where it lies */
   int64_t position, part, add_channel, out_channel;
 } int8_tile;
 
-INLINE void add_group(const int F, const int V, const int UNIT, sums *acc, const uint8_t *in, const char *tap) {
+#define OFFSET_BYTES(UNIT, BLOCK) (UNIT ? 8 : 16 / BLOCK)
+
+INLINE void add_group(const int F, const int V, const int UNIT, const int BLOCK, sums *acc, const uint8_t *in, const char *tap) {
   const uint8_t *row[4];
   uint64_t offsets[2]; /* one or two loads instead of four: loads are what limits many layers */
-  memcpy(offsets, tap, UNIT ? 8 : 16);
-  UNROLL for (int i = 0; i < 4; i++)
+  memcpy(offsets, tap, OFFSET_BYTES(UNIT, BLOCK));
+  UNROLL for (int i = 0; i < 4 / BLOCK; i++)
     row[i] = in + (UNIT ? (offsets[0] >> 16 * i & 0xFFFF) * UNIT : offsets[i / 2] >> 32 * (i % 2) & 0xFFFFFFFF);
-  tap += UNIT ? 8 : 16;
+  tap += OFFSET_BYTES(UNIT, BLOCK);
   weights w[6];
   UNROLL for (int f = 0; f < F; f++) w[f] = repeat_weights(((const int32_t *)tap)[f]);
   UNROLL for (int v = 0; v < V; v++) {
-    const quad q = interleave(row[0] + SPAN * v, row[1] + SPAN * v, row[2] + SPAN * v, row[3] + SPAN * v);
+    const quad q = read_taps(BLOCK, row, v);
     UNROLL for (int f = 0; f < F; f++)
       UNROLL for (int p = 0; p < 4; p++) acc[(f * V + v) * 4 + p] = add_products(acc[(f * V + v) * 4 + p], q.part[p], w[f]);
   }
 }
 
-INLINE void add_groups(const int F, const int V, const int UNIT, sums *acc, const uint8_t *in, const bundle *b) {
-  const int size = (UNIT ? 8 : 16) + 4 * F;
+INLINE void add_groups(const int F, const int V, const int UNIT, const int BLOCK, sums *acc, const uint8_t *in, const bundle *b) {
+  const int size = OFFSET_BYTES(UNIT, BLOCK) + 4 * F;
   const char *tap = b->taps;
   int32_t n = b->groups;
   if (F * V == 1) { /* every second group has sums of its own: an addition waits for the one before it */
     sums other[4] = {repeat_sum(0), repeat_sum(0), repeat_sum(0), repeat_sum(0)};
     for (; n > 1; n -= 2, tap += 2 * size) {
-      add_group(F, V, UNIT, acc, in, tap);
-      add_group(F, V, UNIT, other, in, tap + size);
+      add_group(F, V, UNIT, BLOCK, acc, in, tap);
+      add_group(F, V, UNIT, BLOCK, other, in, tap + size);
     }
     UNROLL for (int p = 0; p < 4; p++) acc[p] += other[p];
   }
-  for (; n > 0; n--, tap += size) add_group(F, V, UNIT, acc, in, tap);
+  for (; n > 0; n--, tap += size) add_group(F, V, UNIT, BLOCK, acc, in, tap);
 }
 
 /* Write 4 vectors of reals in the order of positions. */
-INLINE void write_reals(char *out, const reals *y, float low, float high) {
+INLINE void write_reals(int block, char *out, const reals *y, float low, float high) {
   for (int p = 0; p < 4; p++)
     for (int i = 0; i < SPAN / 4; i++) {
       const float x = y[p][i] < low ? low : y[p][i] > high ? high : y[p][i];
-      memcpy(out + 4 * (i / 4 * 16 + p * 4 + i % 4), &x, 4);
+      memcpy(out + 4 * position_of(block, p, i), &x, 4);
     }
 }
 
-INLINE void write_octets(const int8_tile *t, int64_t channel, int v, octets x) {
+INLINE void write_octets(int block, const int8_tile *t, int64_t channel, int v, octets x) {
   const int8_convolution *k = t->k;
+  x = in_order(block, x);
   if (k->clamps) x = clamp_octets(x, k->low, k->high);
   if (k->mask) x = select_octets(load_octets(k->mask + t->position + SPAN * v), x, repeat_octet(k->fill));
   store_octets(t->out + channel * t->out_channel + SPAN * v, x);
@@ -96,17 +101,17 @@ static __attribute__((noinline)) void rescale_wide(const sums *acc, int vectors,
     reals y[4];
     UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(to_reals(acc[4 * v + p]), scale, offset);
     if (t->add) {
-      const quad r = widen(load_octets(t->add + channel * t->add_channel + SPAN * v));
+      const quad r = widen(out_of_order((int)k->block, load_octets(t->add + channel * t->add_channel + SPAN * v)));
       const reals residual = repeat_real(k->residual);
       UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(to_reals((sums)r.part[p]), residual, y[p]);
     }
-    if (k->real) write_reals(t->out + channel * t->out_channel + 4 * SPAN * v, y, k->real_low, k->real_high);
-    else write_octets(t, channel, v, quantize_reals(y));
+    if (k->real) write_reals((int)k->block, t->out + channel * t->out_channel + 4 * SPAN * v, y, k->real_low, k->real_high);
+    else write_octets((int)k->block, t, channel, v, quantize_reals(y));
   }
 }
 
 /* Rescale the sums of V vectors of one channel and write them. */
-INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t channel) {
+INLINE void rescale(const int V, const int BLOCK, const sums *acc, const int8_tile *t, int64_t channel) {
   const int8_convolution *k = t->k;
   if (!k->narrow) {
     sums copy[24]; /* in memory; the sums themselves stay in registers */
@@ -118,14 +123,17 @@ INLINE void rescale(const int V, const sums *acc, const int8_tile *t, int64_t ch
   if (t->add) {
     const reals residual = repeat_real(k->residual / 256);
     const uint8_t *add = t->add + channel * t->add_channel;
-    UNROLL for (int v = 0; v < V; v++)
-      write_octets(t, channel, v, quantize_sums_and_residual(acc + 4 * v, scale, load_octets(add + SPAN * v), residual, offset));
+    UNROLL for (int v = 0; v < V; v++) {
+      const octets r = out_of_order(BLOCK, load_octets(add + SPAN * v));
+      write_octets(BLOCK, t, channel, v, quantize_sums_and_residual(acc + 4 * v, scale, r, residual, offset));
+    }
   } else {
-    UNROLL for (int v = 0; v < V; v++) write_octets(t, channel, v, quantize_sums(acc + 4 * v, scale, offset));
+    UNROLL for (int v = 0; v < V; v++) write_octets(BLOCK, t, channel, v, quantize_sums(acc + 4 * v, scale, offset));
   }
 }
 
-INLINE void convolve_tile(const int F, const int V, const int UNIT, const int8_tile *t, int64_t first, int64_t last) {
+INLINE void convolve_tile(
+    const int F, const int V, const int UNIT, const int BLOCK, const int8_tile *t, int64_t first, int64_t last) {
   const int8_convolution *k = t->k;
   const bundle *bundles = k->bundles + t->part * k->bundle_count;
   for (const bundle *b = bundles + first; b < bundles + last; b++) {
@@ -140,49 +148,51 @@ INLINE void convolve_tile(const int F, const int V, const int UNIT, const int8_t
       }
     }
     if (t->position == 0)
-      for (int64_t line = 0; line < b->groups * ((UNIT ? 8 : 16) + 4 * F); line += 64)
+      for (int64_t line = 0; line < b->groups * (OFFSET_BYTES(UNIT, BLOCK) + 4 * F); line += 64)
         __builtin_prefetch(b->taps + PREFETCHED + line, 0, 2);
-    add_groups(F, V, UNIT, acc, t->in, b);
+    add_groups(F, V, UNIT, BLOCK, acc, t->in, b);
     if (t->part + 1 < k->parts) {
       UNROLL for (int i = 0; i < F * V * 4; i++) kept[i] = acc[i];
     } else {
-      UNROLL for (int f = 0; f < F; f++) rescale(V, acc + f * V * 4, t, b->channel + f);
+      UNROLL for (int f = 0; f < F; f++) rescale(V, BLOCK, acc + f * V * 4, t, b->channel + f);
     }
   }
 }
 
+/* Filters, vectors, unit of offsets, block of channels */
 #if SPAN == 64 || defined(__ARM_NEON)
-#define INT8_SINGLE(K, UNIT) K(1, 1, UNIT) K(1, 2, UNIT) K(1, 3, UNIT) K(1, 4, UNIT) K(1, 5, UNIT) K(1, 6, UNIT)
-#define INT8_SHARED(K) K(2, 1, 0) K(2, 2, 0) K(2, 3, 0) K(4, 1, 0) K(6, 1, 0)
+#define INT8_SINGLE(K, UNIT, BLOCK) \
+  K(1, 1, UNIT, BLOCK) K(1, 2, UNIT, BLOCK) K(1, 3, UNIT, BLOCK) K(1, 4, UNIT, BLOCK) K(1, 5, UNIT, BLOCK) K(1, 6, UNIT, BLOCK)
+#define INT8_SHARED(K) K(2, 1, 0, 1) K(2, 2, 0, 1) K(2, 3, 0, 1) K(4, 1, 0, 1) K(6, 1, 0, 1)
 #else
-#define INT8_SINGLE(K, UNIT) K(1, 1, UNIT) K(1, 2, UNIT)
-#define INT8_SHARED(K) K(2, 1, 0)
+#define INT8_SINGLE(K, UNIT, BLOCK) K(1, 1, UNIT, BLOCK) K(1, 2, UNIT, BLOCK)
+#define INT8_SHARED(K) K(2, 1, 0, 1)
 #endif
-#define INT8_KERNELS(K) INT8_SINGLE(K, 0) INT8_SINGLE(K, 8) INT8_SHARED(K)
+#define INT8_KERNELS(K) INT8_SINGLE(K, 0, 1) INT8_SINGLE(K, 8, 1) INT8_SINGLE(K, 0, 2) INT8_SINGLE(K, 0, 4) INT8_SHARED(K)
 
-#define INT8_DEFINE(F, V, UNIT) \
-  static void int8_##F##_##V##_##UNIT(const int8_tile *t, int64_t first, int64_t last) { \
-    convolve_tile(F, V, UNIT, t, first, last); \
+#define INT8_DEFINE(F, V, UNIT, BLOCK) \
+  static void int8_##F##_##V##_##UNIT##_##BLOCK(const int8_tile *t, int64_t first, int64_t last) { \
+    convolve_tile(F, V, UNIT, BLOCK, t, first, last); \
   }
 INT8_KERNELS(INT8_DEFINE)
 
 typedef struct {
   void (*run)(const int8_tile *, int64_t, int64_t);
-  int32_t width, vectors, offset_unit;
+  int32_t width, vectors, offset_unit, block;
 } int8_kernel;
 
-#define INT8_LIST(F, V, UNIT) {int8_##F##_##V##_##UNIT, F, V, UNIT},
+#define INT8_LIST(F, V, UNIT, BLOCK) {int8_##F##_##V##_##UNIT##_##BLOCK, F, V, UNIT, BLOCK},
 static const int8_kernel int8_kernels[] = {INT8_KERNELS(INT8_LIST)};
 
 int64_t engine_span(void) { return SPAN; }
 int64_t engine_shift(void) { return SHIFT; }
 int64_t engine_int8_kernel_count(void) { return sizeof int8_kernels / sizeof *int8_kernels; }
-void engine_int8_kernel(int64_t i, int32_t *shape) { memcpy(shape, &int8_kernels[i].width, 3 * sizeof *shape); }
+void engine_int8_kernel(int64_t i, int32_t *shape) { memcpy(shape, &int8_kernels[i].width, 4 * sizeof *shape); }
 
-static const int8_kernel *int8_find(int64_t width, int64_t vectors, int64_t unit) {
+static const int8_kernel *int8_find(int64_t width, int64_t vectors, int64_t unit, int64_t block) {
   for (size_t i = 0; i < sizeof int8_kernels / sizeof *int8_kernels; i++) {
     const int8_kernel *k = int8_kernels + i;
-    if (k->width == width && k->vectors == vectors && k->offset_unit == unit) return k;
+    if (k->width == width && k->vectors == vectors && k->offset_unit == unit && k->block == block) return k;
   }
   return NULL;
 }
@@ -199,9 +209,9 @@ static void int8_tiles(int8_tile t, int64_t largest, int64_t first, int64_t last
     t.position = from * SPAN;
     t.out = start.out + t.position * (k->real ? 4 : 1);
     t.add = start.add ? start.add + t.position : NULL;
-    const int8_kernel *kernel = int8_find(width, to - from, unit);
+    const int8_kernel *kernel = int8_find(width, to - from, unit, k->block);
     for (t.part = 0; t.part < k->parts; t.part++) {
-      t.in = start.in + k->bases[t.part] + t.position;
+      t.in = start.in + k->bases[t.part] + t.position * k->block;
       kernel->run(&t, first, last);
     }
   }

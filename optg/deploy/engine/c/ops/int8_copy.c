@@ -153,6 +153,67 @@ void op_int8_split(const context *c, const step *s) {
     }
 }
 
+typedef struct {
+  int64_t block, channels, phases; /* channels that are interleaved; channels of the input; planes of each channel */
+  int64_t plane, lead;             /* positions of a plane; bytes before the first output plane */
+  uint8_t fill;
+} int8_interleave;
+
+/* The 4 vectors of 4 interleaved rows, or of 2, in the order of positions. */
+INLINE quad order_rows_of_4(quad q) {
+#if SPAN == 64
+  const __m512i a = (__m512i)q.part[0], b = (__m512i)q.part[1], c = (__m512i)q.part[2], d = (__m512i)q.part[3];
+  const __m512i l = _mm512_shuffle_i32x4(a, b, 0x44), h = _mm512_shuffle_i32x4(a, b, 0xEE);
+  const __m512i l2 = _mm512_shuffle_i32x4(c, d, 0x44), h2 = _mm512_shuffle_i32x4(c, d, 0xEE);
+  return (quad){{(octets)_mm512_shuffle_i32x4(l, l2, 0x88), (octets)_mm512_shuffle_i32x4(l, l2, 0xDD),
+                 (octets)_mm512_shuffle_i32x4(h, h2, 0x88), (octets)_mm512_shuffle_i32x4(h, h2, 0xDD)}};
+#elif SPAN == 32
+  const __m256i a = (__m256i)q.part[0], b = (__m256i)q.part[1], c = (__m256i)q.part[2], d = (__m256i)q.part[3];
+  return (quad){{(octets)_mm256_permute2x128_si256(a, b, 0x20), (octets)_mm256_permute2x128_si256(c, d, 0x20),
+                 (octets)_mm256_permute2x128_si256(a, b, 0x31), (octets)_mm256_permute2x128_si256(c, d, 0x31)}};
+#else
+  return q;
+#endif
+}
+INLINE void order_rows_of_2(octets *l, octets *h) {
+#if SPAN == 64
+  const __m512i low = (__m512i)*l, high = (__m512i)*h;
+  *l = (octets)_mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high);
+  *h = (octets)_mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
+#elif SPAN == 32
+  const __m256i low = (__m256i)*l, high = (__m256i)*h;
+  *l = (octets)_mm256_permute2x128_si256(low, high, 0x20), *h = (octets)_mm256_permute2x128_si256(low, high, 0x31);
+#endif
+}
+
+/* Interleave neighbouring channels position by position, padding too. The last channel stands for channels that are missing. */
+void op_int8_interleave(const context *c, const step *s) {
+  const int8_interleave *k = s->own;
+  int64_t first, last;
+  share(c, s->channels, &first, &last);
+  for (int64_t o = first; o < last; o++) {
+    const uint8_t *row[4];
+    for (int64_t r = 0; r < k->block; r++) {
+      const int64_t channel = o / k->phases * k->block + r, known = channel < k->channels ? channel : k->channels - 1;
+      row[r] = (const uint8_t *)at(c, &s->in) + (known * k->phases + o % k->phases) * s->in.channel;
+    }
+    char *out = at(c, &s->out) + o * s->out.channel;
+    if (o == 0) memset(out - k->lead, k->fill, k->lead);
+    for (int64_t x = 0; x < k->plane; x += SPAN) {
+      if (k->block == 4) {
+        const quad q = order_rows_of_4(interleave(row[0] + x, row[1] + x, row[2] + x, row[3] + x));
+        UNROLL for (int p = 0; p < 4; p++) store_octets(out + 4 * x + SPAN * p, q.part[p]);
+      } else {
+        const octets a = load_octets(row[0] + x), b = load_octets(row[1] + x);
+        octets l = low_8(a, b), h = high_8(a, b);
+        order_rows_of_2(&l, &h);
+        store_octets(out + 2 * x, l);
+        store_octets(out + 2 * x + SPAN, h);
+      }
+    }
+  }
+}
+
 #if SPAN == 64 && defined(__AVX512VBMI__)
 /* Copies and maxima with permutations of bytes. */
 
