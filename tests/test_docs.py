@@ -26,6 +26,9 @@ The columns:
 - *prunes*: when weights are removed.
 - *revives to*: the value with which a removed weight can come back; "–" if it never does.
 
+`st3-sigma` is `st3` with scores that depend on the layer's size: |w| · √(sum of the layer's dimensions). `keep` removes nothing
+more: it trains a model that is already sparse and keeps its zeros.
+
 {table}"""
 
 
