@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import tyro
 
 from optg import trust
+from optg.naming import nearest
 from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, RecipeError, check, load, method_options, parse_value
 
 DESCRIPTION = """Train a model from a recipe and make it sparse.
@@ -103,6 +104,7 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     plan.method = first.method or plan.method
     options = method_options(plan, first.recipe)  # they become the --method flags
     method = METHODS[plan.method]
+    refuse_unknown_options(args, plan.method, [f"--method.{f.name.replace('_', '-')}" for f in fields(method)])
     if method.when == "never" or not method.needs_target:
         plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
     documented = with_help(method)
@@ -135,6 +137,14 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     if given.options.trust:
         trust.allow_everything()
     return plan, given.options
+
+
+def refuse_unknown_options(args: list[str], method: str, known: list[str]) -> None:
+    """Raise if a flag names an option of another method."""
+    for arg in args:
+        flag = arg.partition("=")[0].replace("_", "-")
+        if flag.startswith("--method.") and flag.replace(".no-", ".") not in known:
+            raise RecipeError(f"{method} has no option {flag}; {nearest(flag, known)}")
 
 
 def take_model_options(args: list[str]) -> tuple[list[str], dict[str, Any]]:
