@@ -134,13 +134,6 @@ class SparseWeights(ParameterLists):
             masks = masks or self.masks
             self.passes.mask(list(grads.values()), [masks[layer] for layer in grads], share)
 
-    def decay_dormant(self, amount: float) -> None:
-        """Add a multiple of removed weights' latent values to their gradients."""
-        if grads := self.grads:
-            masks, values = self.masks, self.values
-            dormant = [values[i].masked_fill(masks[i], 0.0) for i in grads]
-            torch._foreach_add_(list(grads.values()), dormant, alpha=amount)
-
     def sum_signed_gradients(self) -> Tensor:
         """Zero the gradients of removed weights, then return Σ g · sign(w) of each layer."""
         sums = torch.zeros(len(self.names), dtype=self.state_dtype, device=self.devices[0])
