@@ -129,7 +129,7 @@ class SparseWeights(ParameterLists):
     # ---- gradients
 
     def mask_gradients(self, share: float = 0.0, masks: Sequence[Tensor] | None = None) -> None:
-        """Leave removed weights, or those that other masks remove, with a share of their gradient."""
+        """Multiply the gradients of removed weights by `share`. `masks` are used instead of the weights' own."""
         if share != 1 and (grads := {i: grad for i, grad in self.grads.items() if self.gradient_share(i, share) != 1}):
             masks = masks or self.masks
             self.passes.mask(list(grads.values()), [masks[layer] for layer in grads], share)

@@ -172,7 +172,7 @@ def parse_with_model_options(kind: type[Options], args: list[str], prog: str, de
 
 
 def changed(before: Recipe, after: Recipe) -> dict[str, Any]:
-    """Return the settings that differ, except those that every name of a run states or that change no weights."""
+    """Return the settings that differ, except those that every run's name states and those that change no weights."""
     unnamed, old = ("sparsity", "seed", *EXECUTION_SETTINGS), asdict(before)
     return {key: value for key, value in asdict(after).items() if value != old[key] and key not in unnamed}
 
