@@ -19,12 +19,16 @@ in `optg/methods/` explains its own options.
 Every method, `dense` included, also has these options ([design.md](design.md) has the details):
 
 - `ham` (0.0): α of HAM, a multiplicative step after each step of the optimizer; 50 to 200 are usual.
-- `sparse_opt` (False): SparseOpt, which scales the updates of each output neuron by the square root of its relative density.
+- `sparse_opt` (False): SparseOpt, which scales the updates of each output neuron by the square root of its density, relative to
+  the mean of its layer.
 
 The columns:
 
 - *prunes*: when weights are removed.
 - *revives to*: the value with which a removed weight can come back; "–" if it never does.
+
+`st3-sigma` is `st3` with scores that depend on the layer's size: |w| · √(sum of the layer's dimensions). `keep` removes nothing
+more: it trains a model that is already sparse and keeps its zeros.
 
 {table}"""
 

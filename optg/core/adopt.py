@@ -1,4 +1,4 @@
-"""optg.masks_from: take over a model that something else has pruned.
+"""optg.masks_from: take over a model that another tool has pruned.
 
 masks = optg.masks_from(model)                            # the model now has plain parameters, 0 where they were masked
 optg.sparsify(model, optimizer, method="keep")            # fine-tune it; its zeros stay

@@ -71,7 +71,7 @@ def as_rules(given: StructureLike) -> list[tuple[Pattern, str]]:
 
 
 def implied_sparsity(given: StructureLike) -> float | None:
-    """Return the sparsity that follows from rules that are all N:M, by the first of them; None if a layer may need another."""
+    """Return the sparsity of the first rule if all rules are N:M; None if a layer may need another."""
     rules = as_rules(given)
     kinds = [NM.parse(text) for _, text in rules]
     covers_all = any(pattern in (..., "*") for pattern, _ in rules)

@@ -40,7 +40,7 @@ def cached_zeros(budget: str, shapes: tuple[torch.Size, ...], sparsity: float, l
 
 
 def fill_above(shares: Sequence[float], sizes: Sequence[int], kept: int, least: Sequence[int]) -> list[int]:
-    """Like `fill`, but a layer that would keep less than its `least` keeps that, and the others share what is left."""
+    """Like `fill`, but no layer keeps less than its `least`; the others share the rest."""
     found = list(least)
     free = list(range(len(sizes)))
     while True:

@@ -1,7 +1,7 @@
 """The structure `channel`: whole output channels or neurons, with all weights, biases and norms that are coupled to them.
 
-A unit is a channel of a coupled group (`optg.core.channels`). Its score is the mean score of its weights; biases and norms have
-no say, but they are removed with it, so that the model can be shrunk afterwards.
+A unit is a channel of a coupled group (`optg.core.channels`). Its score is the mean score of its weights. Biases and norms do
+not count in it, but they are removed with the unit, so that the model can be shrunk afterwards.
 """
 
 from collections.abc import Callable, Sequence

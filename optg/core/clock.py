@@ -15,7 +15,7 @@ class Clock:
     steps_per_epoch: int  # rounded down if `steps` is set
     step: int = 0  # steps taken so far
     steps: int | None = None  # the length of training, if it is not epochs × steps_per_epoch
-    overrun: bool = field(default=False, compare=False, repr=False)  # has a step beyond the end been warned of?
+    overrun: bool = field(default=False, compare=False, repr=False)  # whether `tick` has warned of a step past the end
 
     def __post_init__(self) -> None:
         for name in ("epochs", "steps_per_epoch"):

@@ -47,9 +47,9 @@ def find_matrices(model: nn.Module, exclude: Sequence[Pattern], trained: bool = 
     """Return the matrix weights of a model by name: the trained ones, or the frozen ones.
 
     Matrix weights are parameters of two or more dimensions, without biases, norms, embeddings (also positions and tokens),
-    adapters, and parameters with a single dimension above 1 or a leading dimension of 1, which are added or broadcast. Not
-    counted either: weights that `exclude` matches, and those that a trained layer computes at every call, which have a warning
-    of their own.
+    adapters, and parameters with a single dimension above 1 or a leading dimension of 1, which are added or broadcast. Weights
+    that `exclude` matches do not count either, nor do weights that a layer computes at every call: these have a warning of
+    their own.
     """
     owners, adapters = find_owners(model), find_adapters(model)
     return {
@@ -63,7 +63,7 @@ def find_matrices(model: nn.Module, exclude: Sequence[Pattern], trained: bool = 
 
 
 def find_frozen(model: nn.Module, include: Sequence[Pattern] | None, exclude: Sequence[Pattern]) -> dict[str, nn.Parameter]:
-    """Return the frozen weights of which `sparsify` would say something if they were trained: it prunes them, or warns."""
+    """Return the frozen weights that `sparsify` would prune, or warn of, if they were trained."""
     frozen = find_frozen_prunable(model, include, exclude)
     return frozen | find_matrices(model, exclude, trained=False) if include is None or ... in include else frozen
 

@@ -26,7 +26,7 @@ class FixedPoint:
         if shards:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=shards.group)
         bits = 61 - max(terms - 1, 1).bit_length()  # size of the integers
-        highest = min(int(math.log2(torch.finfo(wide(value)).max)) for value in values) - 1
+        highest = min(int(math.log2(torch.finfo(wide(value)).max)) for value in values) - 1  # a finite factor
         self.factor = torch.ldexp(torch.ones_like(largest), (bits - torch.frexp(largest).exponent).clamp(max=highest))
         self.limit = 2.0 ** (bits + 1)
 

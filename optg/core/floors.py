@@ -79,8 +79,8 @@ class Floor:
         if protected > room:  # always so if the floor is above 1 − P
             raise ValueError(
                 f"floor={self.share} by {self.by} protects {protected:,} of {size:,} weights, but sparsity {target} keeps only "
-                f"{room:,}; expected a floor of at most {1 - target:.4g}, and less where groups are small, for each keeps at "
-                "least one weight"
+                f"{room:,}; expected a floor of at most {1 - target:.4g}, or less where groups are small: each keeps at least "
+                "one weight"
             )
         for name, shape, axis, piece in zip(names, shapes, axes, shards.pieces if shards else [False] * len(names)):
             whole = 0 in self.group_dims(axis) and (self.by == "output" or axis.parts == shape[0])

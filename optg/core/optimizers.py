@@ -99,7 +99,7 @@ MARK = "trains_a_sparse_model"  # in `optimizer.defaults`, which copies of an op
 def refuse_attached(optimizers: list[torch.optim.Optimizer], parameters: dict[str, nn.Parameter]) -> None:
     if any(optimizer in ATTACHED for optimizer in optimizers):
         raise ValueError(
-            "this optimizer has a sparsifier already: call its finish() first, and give a trainer one Sparsify callback only"
+            "this optimizer has a sparsifier already: call its finish() first. A trainer takes only one Sparsify callback"
         )
     if taken := [name for name, p in parameters.items() if p in SPARSE]:
         raise ValueError(

@@ -4,8 +4,6 @@ For a neuron with sparsity s the factor is √(1 − s) / √(1 − mean s), wit
 without any weight has the factor 1.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -33,7 +31,7 @@ class OutputFactors:
         if self.counts is self.weights.counts:
             return
         self.counts = self.weights.counts
-        neurons = [math.prod(shape[d] for d in dims) for shape, dims in zip(self.weights.shapes, self.dims)]
+        neurons = self.weights.neurons
         inner = [shape.numel() // count for shape, count in zip(self.weights.shapes, neurons)]
         inputs = [[d for d in range(mask.ndim) if d not in dims] for mask, dims in zip(self.weights.masks, self.dims)]
         dtype = self.weights.state_dtype

@@ -121,7 +121,7 @@ class ParameterLists:
         return share if share in (0, 1) or self.update_rules[layer].linear else 1.0
 
     def unless_skipped(self, value: Any, otherwise: Any) -> Any:
-        """Return `value`; if a GradScaler may skip this step, a tensor that is `otherwise` if it does."""
+        """Return `value`, or a tensor that holds `otherwise` if a GradScaler skips this step."""
         return value if self.skipped is None else torch.where(self.skipped, otherwise, value)
 
     def zeros_like(self) -> list[Tensor]:

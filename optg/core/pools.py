@@ -93,7 +93,7 @@ class Pool:
         ]
 
     def protect(self, units: Sequence[Tensor]) -> list[Tensor]:
-        """Return scores of units with those that may not be removed at infinity."""
+        """Return the scores of units, raised to infinity for units that must stay."""
         units = [self.structure.protect(unit, axes) for unit, axes in zip(units, self.unit_axes)]
         return [self.floor.raise_scores(unit, axes) for unit, axes in zip(units, self.unit_axes)] if self.floor else units
 

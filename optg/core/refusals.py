@@ -58,7 +58,7 @@ def refuse_structure(name: str, method: Any, assigned: Any) -> None:
     if structured and method.tries_dormant:
         reason = "it tries single dormant weights (leave out `reopen`)"
     if reason:
-        raise ValueError(f"{name} does not support structure {assigned.label!r}: {reason}. Use another method")
+        raise ValueError(f"{name} does not support structure {assigned.label!r}: {reason}. Use another method or structure")
 
 
 def refuse_wrapper(optimizer: Any) -> None:

@@ -83,7 +83,7 @@ def refuse_misfit(
     if saved != here:
         raise ValueError(f"the state was saved with structure={saved!r}, here it is {here!r}; expected the same")
     if identity.get("frozen") and not state.get("frozen"):
-        raise ValueError("the state was saved before freeze(), here the masks are frozen; expected a sparsifier as it was then")
+        raise ValueError("the state was saved before freeze(), but this sparsifier is frozen; load it before freeze()")
     if missing := [key for key in current if key not in state]:
         raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
     for key, value in identity.items():

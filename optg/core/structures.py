@@ -125,7 +125,7 @@ class NM(Unstructured):
         return math.prod(shape) // inputs * zeros
 
     def zeros(self, sparsity: float, progress: float, budget: str, shapes: list[torch.Size], most: list[int]) -> Zeros:
-        """The target is what the groups allow, whatever the sparsity."""
+        """Ignore `sparsity`: the target is what the groups allow, and `progress` says how much of it is reached."""
         total = math.ceil(min(progress, 1.0) * sum(most))
         if budget == "global":
             return total

@@ -1,6 +1,6 @@
-"""What is done to an optimizer's step: HAM, SparseOpt, and the share of dormant weights under optimizers such as Adam.
+"""Changes to an optimizer's step: HAM, SparseOpt, and the share of dormant weights under optimizers such as Adam.
 
-HAM, hyperbolic-aware minimization (ICLR 2026), follows the optimizer's step by a multiplicative one:
+HAM, hyperbolic-aware minimization (ICLR 2026), adds a multiplicative step after the optimizer's:
 
     w ← w · exp(−η · clamp(α · sign(w) · g, ±2))        sign(w) from before the step, g the gradient that w received
 

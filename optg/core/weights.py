@@ -129,17 +129,10 @@ class SparseWeights(ParameterLists):
     # ---- gradients
 
     def mask_gradients(self, share: float = 0.0, masks: Sequence[Tensor] | None = None) -> None:
-        """Leave removed weights, or those that other masks remove, with a share of their gradient."""
+        """Multiply the gradients of removed weights by `share`. `masks` are used instead of the weights' own."""
         if share != 1 and (grads := {i: grad for i, grad in self.grads.items() if self.gradient_share(i, share) != 1}):
             masks = masks or self.masks
             self.passes.mask(list(grads.values()), [masks[layer] for layer in grads], share)
-
-    def decay_dormant(self, amount: float) -> None:
-        """Add a multiple of removed weights' latent values to their gradients."""
-        if grads := self.grads:
-            masks, values = self.masks, self.values
-            dormant = [values[i].masked_fill(masks[i], 0.0) for i in grads]
-            torch._foreach_add_(list(grads.values()), dormant, alpha=amount)
 
     def sum_signed_gradients(self) -> Tensor:
         """Zero the gradients of removed weights, then return Σ g · sign(w) of each layer."""

@@ -36,7 +36,7 @@ def require_packages() -> None:
 def fake_quantized(model: nn.Module, images: Tensor) -> fx.GraphModule:
     """Return a twin of the model, in training mode, that quantizes and dequantizes weights and activations.
 
-    It has the model's own Parameters and buffers, so training one trains the other, and modules that learn ranges beside.
+    It shares the model's Parameters and buffers, so training one trains the other. Modules of its own learn the ranges.
 
     Args:
         images: any batch of at least two. Only its shape beyond the batch is used.
@@ -82,7 +82,7 @@ def quantized(model: nn.Module, images: Tensor, ranges: Mapping[str, Tensor]) ->
 
 
 def checked(ranges: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
-    """Return the minima and the maxima of activations, which may come from a file. Raise ValueError if they are no ranges."""
+    """Return the minima and the maxima of activations, which may come from a file. Raise ValueError if they are not valid."""
     low, high = (ranges.get(key, torch.zeros(())) for key in ("minimum", "maximum"))
     if not (low.ndim == 1 and low.shape == high.shape and low.dtype == high.dtype == torch.float32):
         raise ValueError("the ranges of activations are damaged; expected as many minima as maxima, in float32")

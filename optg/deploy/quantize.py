@@ -258,7 +258,7 @@ def is_float(node: fx.Node) -> bool:
 
 
 def fits(node: fx.Node) -> bool:
-    """Return whether a node turns batches of images or features in float32 into such: the engine has bytes for no others."""
+    """Return whether inputs and result are float32 batches of images or features: the engine quantizes no others."""
     values = [each.meta.get("val") for each in (node, *node.all_input_nodes) if each.op != "get_attr"]
     first = next(each.meta["val"] for each in node.graph.nodes if each.op == "placeholder")
     batch = str(first.shape[0])  # as text: a comparison of symbolic sizes would fix them

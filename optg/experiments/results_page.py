@@ -106,7 +106,7 @@ def provenance(experiment: Experiment, dataset: str, results: list[CellResult]) 
 
 
 def significance(results: list[CellResult]) -> list[str]:
-    """Return a line that says from what difference on one cell is better than another, if some have several seeds."""
+    """Return a line with the smallest difference between two cells that counts, if some have several seeds."""
     deviation = pooled_deviation(results)
     if deviation is None:
         return []
@@ -114,7 +114,7 @@ def significance(results: list[CellResult]) -> list[str]:
     bar = 2 * deviation * (2 / most) ** 0.5
     return [
         f"- Standard deviation over seeds, pooled over the cells: {deviation:.2f}. Two standard errors of the difference "
-        f"between two means of {most} seeds: {bar:.2f}. Smaller differences count as none."
+        f"between two means of {most} seeds: {bar:.2f}. Smaller differences do not count."
     ]
 
 

@@ -4,9 +4,9 @@ After a dense start, sparse and dense phases alternate. Each sparse phase begins
 dense phase revives all weights, removed ones at 0. The last phase is sparse.
 
 In one point this is not the paper's rule: every output neuron keeps at least one weight (`spare_neurons`). A neuron that lost
-all of them has the variance 0 in the batch norm behind it, whose gradient is then larger by 1/√ε ≈ 300. Revived at 0, its first
-step throws its weights beyond all others, so that the next cut keeps them and removes those that had learned. docs/results.md
-has the experiment.
+all of them has the variance 0 in the batch norm behind it, so its gradient is larger by 1/√ε ≈ 300. When its weights are
+revived at 0, the first step makes them larger than all others. The next cut then keeps them and removes weights that had
+learned. docs/results.md has the experiment.
 """
 
 from dataclasses import dataclass

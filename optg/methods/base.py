@@ -58,7 +58,7 @@ class Method:
     added: ClassVar[dict[str, float]] = {"ham": 0.0, "sparse_opt": False}  # options that states of earlier versions lack
 
     ham: float = field(default=0.0, kw_only=True)  # α of HAM, a multiplicative step after each additive one (50 to 200); 0: off
-    # SparseOpt: scale the updates of each output neuron by the square root of its relative density
+    # SparseOpt: scale the updates of each output neuron by the square root of its density, relative to its layer's
     sparse_opt: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:

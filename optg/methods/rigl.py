@@ -42,7 +42,7 @@ class RigL(Gradual):
         if (first := self.period(clock)) >= (last := self.last_exchange() * clock.total) and self.schedule == "constant":
             warnings.warn(
                 f"{type(self).__name__} exchanges weights every {first} steps until step {last:.0f} of {clock.total}: never. "
-                "Its random mask will stay; use a smaller `every`",
+                "Its random mask stays as it is; use a smaller `every`",
                 stacklevel=5,
             )
 

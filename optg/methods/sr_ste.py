@@ -7,6 +7,7 @@ gets an extra decay, g ← g + λ · w, which keeps the mask from changing back 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from optg.core.clock import Clock
@@ -22,4 +23,6 @@ class SRSTE(DNW):
 
     def after_backward(self, weights: SparseWeights, clock: Clock, lr: list[Tensor]) -> None:
         super().after_backward(weights, clock, lr)
-        weights.decay_dormant(self.decay)
+        if grads := weights.grads:
+            dormant = [weights.values[i].masked_fill(weights.masks[i], 0.0) for i in grads]
+            torch._foreach_add_(list(grads.values()), dormant, alpha=self.decay)

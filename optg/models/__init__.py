@@ -137,7 +137,7 @@ def from_torchvision(name: str, classes: int) -> Callable[..., nn.Module]:
 
 
 def from_timm(name: str, classes: int) -> Callable[..., nn.Module]:
-    timm = import_or_advise("timm", "install it with: pip install timm")
+    timm = import_or_advise("timm", "install it, and the torchvision for your torch, with: pip install timm torchvision")
     if name not in (known := timm.list_models()):
         raise ValueError(f"timm has no model {name!r}{suggest(name, known)}")
     return partial(timm.create_model, name, num_classes=classes)

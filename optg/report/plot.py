@@ -39,7 +39,7 @@ STYLE: Any = {
     "svg.hashsalt": "optg",  # the same figure gives the same bytes
 }
 
-Place = tuple[float, float]
+Point = tuple[float, float]
 
 
 class LegendEntry(NamedTuple):
@@ -53,7 +53,7 @@ class LegendEntry(NamedTuple):
 class Series:
     label: str
     look: Look
-    points: list[Place]
+    points: list[Point]
     line: bool = True
     markers: bool = False
     notes: list[str] = field(default_factory=list)  # tooltip of each point
@@ -166,7 +166,7 @@ def marker_style(look: Look) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def thin_out(points: list[Place]) -> list[Place]:
+def thin_out(points: list[Point]) -> list[Point]:
     """Return at most two points for each bucket of a long line, the lowest and the highest, and both ends."""
     if len(points) <= 2 * MAX_BUCKETS:
         return points

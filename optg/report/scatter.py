@@ -8,7 +8,7 @@ from optg.report.figures import RunGroup
 from optg.report.markup import axis_number, is_number, percent, sparsity_label
 from optg.report.palette import QUIET, Look
 from optg.report.paper import PaperPoint
-from optg.report.plot import LegendEntry, Place, Plot, Series
+from optg.report.plot import LegendEntry, Plot, Point, Series
 from optg.report.runs import RunRecord, all_settings
 from optg.report.scales import Scale, linear, logarithmic, sparsities
 
@@ -58,8 +58,8 @@ def scatter_plot(
     lowest = collapse_limit([dot.y for dot in dots] + [100 * point.accuracy for point, _ in paper])
     shown = [dot for dot in dots if dot.y >= lowest]
     series = [*lines(group, dots, lowest), *run_markers(group, shown), *paper_markers(group, paper)]
-    places = [place for one in series for place in one.points]
-    x_scale, y_scale = make_scale([x for x, _ in places]), linear("test accuracy, %", [y for _, y in places])
+    points = [point for one in series for point in one.points]
+    x_scale, y_scale = make_scale([x for x, _ in points]), linear("test accuracy, %", [y for _, y in points])
     drawn = [dot.run.label for dot in dots]
     missing = [run.label for run in group.runs if run.label not in drawn]
     return Plot(
@@ -89,7 +89,7 @@ def lines(group: RunGroup, dots: list[Dot], lowest: float) -> list[Series]:
     return [series for series in joined if len(series.points) > 1]
 
 
-def means(dots: list[Dot]) -> list[Place]:
+def means(dots: list[Dot]) -> list[Point]:
     """Return the mean over seeds for each requested sparsity."""
     targets = sorted({dot.run.target for dot in dots})
     at = [[dot for dot in dots if dot.run.target == target] for target in targets]
@@ -102,8 +102,8 @@ def run_markers(group: RunGroup, dots: list[Dot]) -> list[Series]:
     for method in dict.fromkeys(dot.run.method for dot in dots):
         found = [dot for dot in dots if dot.run.method == method]
         notes = [f"{dot.run.label}: {dot.y:.2f} %" for dot in found]
-        places = [(dot.x, dot.y) for dot in found]
-        markers.append(Series(method, group.methods[method], places, line=False, markers=True, notes=notes))
+        points = [(dot.x, dot.y) for dot in found]
+        markers.append(Series(method, group.methods[method], points, line=False, markers=True, notes=notes))
     return markers
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import tyro
 
 from optg import trust
+from optg.naming import nearest
 from optg.training.recipe import EXECUTION_SETTINGS, Plan, Recipe, RecipeError, check, load, method_options, parse_value
 
 DESCRIPTION = """Train a model from a recipe and make it sparse.
@@ -103,6 +104,7 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     plan.method = first.method or plan.method
     options = method_options(plan, first.recipe)  # they become the --method flags
     method = METHODS[plan.method]
+    refuse_unknown_options(args, plan.method, [f"--method.{f.name.replace('_', '-')}" for f in fields(method)])
     if method.when == "never" or not method.needs_target:
         plan.recipe.sparsity = 0.0  # `sparsify` refuses any other, should the command line ask for one
     documented = with_help(method)
@@ -137,6 +139,14 @@ def parse_train_args(args: list[str]) -> tuple[Plan, TrainOptions]:
     return plan, given.options
 
 
+def refuse_unknown_options(args: list[str], method: str, known: list[str]) -> None:
+    """Raise if a flag names an option of another method."""
+    for arg in args:
+        flag = arg.partition("=")[0].replace("_", "-")
+        if flag.startswith("--method.") and flag.replace(".no-", ".") not in known:
+            raise RecipeError(f"{method} has no option {flag}; {nearest(flag, known)}")
+
+
 def take_model_options(args: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Split off --model.KEY VALUE and --model.KEY=VALUE. Return the other arguments, and the options with parsed values."""
     rest, options, remaining = [], {}, iter(args)
@@ -162,7 +172,7 @@ def parse_with_model_options(kind: type[Options], args: list[str], prog: str, de
 
 
 def changed(before: Recipe, after: Recipe) -> dict[str, Any]:
-    """Return the settings that differ, except those that every name of a run states or that change no weights."""
+    """Return the settings that differ, except those that every run's name states and those that change no weights."""
     unnamed, old = ("sparsity", "seed", *EXECUTION_SETTINGS), asdict(before)
     return {key: value for key, value in asdict(after).items() if value != old[key] and key not in unnamed}
 

@@ -60,7 +60,7 @@ class Manifest:
             raise DamagedFile(f"{path} is damaged: its SHA-256 differs from the one in {MANIFEST}")
 
     def check_rows(self, head: Head) -> None:
-        """Raise DamagedFile if the rows of metrics are not those that were there when training ended."""
+        """Raise DamagedFile if the metrics have changed since training ended."""
         if self.metrics and head != self.metrics:
             raise DamagedFile(
                 f"{METRICS} is damaged: its {head.rows} intact rows are not the {self.metrics.rows} rows that {MANIFEST} lists"

@@ -1,6 +1,6 @@
 """metrics.jsonl: one row for each epoch, each with a checksum that also covers the row before.
 
-A changed or lost row therefore shows. Where the rows end is known too: checkpoints and the manifest hold the `Head`.
+So a changed or lost row is detected. Rows lost at the end are detected too: checkpoints and the manifest hold the `Head`.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class Head:
         if value is None:
             return None
         if not isinstance(value, dict) or type(value.get("rows")) is not int or not isinstance(value.get("checksum"), str):
-            raise DamagedFile(f"it states the rows of {METRICS} as {value!r}")
+            raise DamagedFile(f"its record of {METRICS} is {value!r}; expected the number of rows and a checksum")
         return cls(value["rows"], value["checksum"])
 
     def to_json(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def has_results(folder: RunFolder) -> bool:
 
 
 def damaged_files(path: Path) -> list[Path]:
-    """Return the files of a run folder, checkpoints and metrics aside, that are not what was written."""
+    """Return the damaged files of a run folder, except checkpoints and metrics."""
     try:
         files = RunFiles(path)
     except DamagedFile:

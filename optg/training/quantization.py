@@ -1,8 +1,8 @@
 """The last part of a run with `--quantize int8`: fake quantization in the forward pass, with the masks frozen.
 
 From step `start` on, training steps call the model's twin instead of the model. The twin quantizes and dequantizes weights and
-activations, and has the same Parameters and buffers, so optimizer, sparsifier and evaluation go on as before. What it learns
-beside, the ranges of the activations, is saved in checkpoints and at the end in the run folder.
+activations, and has the same Parameters and buffers, so optimizer, sparsifier and evaluation go on as before. It also learns
+the ranges of the activations, which are saved in checkpoints and, at the end, in the run folder.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Int8(Protocol):
 
 
 class Quantization:
-    """The twin of a model, and when training changes over to it."""
+    """The twin of a model, and when training switches to it."""
 
     def __init__(self, int8: Int8, model: nn.Module, images: Tensor, start: int) -> None:
         self.int8, self.start = int8, start
@@ -40,7 +40,7 @@ class Quantization:
         self.learned = [name for name in self.twin.state_dict() if name not in model.state_dict()]
 
     def due(self, clock: Clock) -> bool:
-        """Return whether training has to change over now."""
+        """Return whether training must switch to the twin now."""
         return not self.active and clock.step >= self.start
 
     def ranges(self) -> dict[str, Tensor]:

@@ -107,6 +107,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def copy(source: Path, target: Path) -> Path:
+    """Replace `target` with a copy of `source`; if there is no `source`, only remove `target`."""
     if target.exists():
         shutil.rmtree(target)
     if source.exists():

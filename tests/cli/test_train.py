@@ -50,6 +50,7 @@ def test_help_shows_every_flag(monkeypatch, capsys):
         (["--epoch", "3"], "--epochs"),
         (["--methd", "rigl"], "--method NAME"),
         (["--method", "rigl", "--method.fractoin", "0.3"], "--method.fraction"),
+        (["--method", "rigl", "--method.alpha", "1"], "rigl has no option --method.alpha"),
         (["--epochs", "many"], "invalid"),
         (["--sparsity", "95"], "sparsity is 95.0; expected at least 0 and below 1"),
         (["--lr", "-1"], "lr is -1.0; expected above 0"),

@@ -93,12 +93,12 @@ def test_the_summary_says_that_a_budget_of_erk_became_uniform(text, noted):
         assert (max(densities) - min(densities) < 0.05) == noted
 
 
-def test_a_dict_that_names_single_weights_only_is_no_structure():
+def test_a_dict_of_unstructured_layers_only_counts_as_unstructured():
     _, sparsifier = attach(convnet(), method="str", structure={"*": "unstructured"}, sparsity=0.5)
     assert set(structures(sparsifier).values()) == {"unstructured"}
 
 
-def test_where_nm_is_mixed_with_others_the_sparsity_is_theirs():
+def test_beside_nm_the_sparsity_applies_to_the_other_layers():
     with pytest.raises(TypeError, match="needs `sparsity=`"):
         attach(convnet(), structure={"4*": "2:4"}, sparsity=None)
     model, structure = convnet(), {"4*": "2:4"}

@@ -33,7 +33,7 @@ def test_the_page_shows_every_recorded_run_and_nothing_else(tmp_path):
     assert "Not run yet: `earlier-recipe`, `extreme`" in page
 
 
-def test_the_page_says_from_what_difference_on_a_cell_is_better(tmp_path):
+def test_the_page_states_the_smallest_difference_that_counts(tmp_path):
     runs = load_experiment("phoenix", Selection(only=("gmp",), columns=("99",))).runs
     for run, accuracy in zip(runs, (0.70, 0.71, 0.72), strict=True):
         append_record(tmp_path / "a.jsonl", fake_summary(run, accuracy=accuracy))

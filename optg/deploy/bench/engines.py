@@ -115,7 +115,7 @@ def prepare_gpu_shrunk(inputs: EngineInputs) -> Network:
 
 
 def on_gpu(model: nn.Module, example: Tensor) -> Network:
-    """Return the model, compiled, in bfloat16. The batch is on the GPU before; its outputs are copied back."""
+    """Return the compiled model in bfloat16. It runs the example, already on the GPU, and copies the outputs back."""
     torch._dynamo.reset()
     fast = torch.compile(copy.deepcopy(model).to("cuda", torch.bfloat16))
     images = example.to("cuda", torch.bfloat16)

@@ -17,7 +17,7 @@ class Runnable(Protocol):
 
     size: int  # of the arena
     sections: Any
-    shared: bool  # should threads share the work of one group?
+    shared: bool  # whether threads may share the work of one group
 
 
 class Runner:
@@ -32,7 +32,7 @@ class Runner:
         self.times: dict[Runnable, Any] = {}  # a benchmark may ask for the nanoseconds of each step
 
     def run(self, program: Runnable, addresses: Any, count: int, groups: int) -> None:
-        """Run a program on groups of images. Each thread takes the same number of whole groups; they share the others."""
+        """Run a program on groups of images. Each thread takes the same number of groups; all share the work of the rest."""
         each = groups - groups % self.threads if self.threads > 1 and program.shared else groups
         for first, n, together in ((0, each, 0), (each, groups - each, 1)):
             if n:
@@ -59,7 +59,7 @@ class Runner:
         return structs.pointers([address for _, address in self.arenas])
 
     def time(self, program: Program) -> float:
-        """Return the seconds for one group on each thread: the best of two runs, after a first."""
+        """Return the seconds for one group on each thread: the fastest of three runs."""
         segment, images = program.segment, program.images * self.threads
         values = [torch.zeros(images, *segment.shapes[name]) for name in (*segment.inputs, *segment.outputs)]
         addresses = structs.pointers([value.data_ptr() for value in values])

@@ -54,7 +54,9 @@ def export_fixed_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[
         return remove_inplace_ops(torch.export.export(model, args, kwargs, strict=False))
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "")
-        raise GraphError(f"torch.export cannot capture this model: {type(error).__name__}: {reason}") from error
+        raise GraphError(
+            f"torch.export cannot capture this model with this example: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def trace_any_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Trace | None:

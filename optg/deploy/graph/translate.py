@@ -178,12 +178,12 @@ def remove_dead_nodes(nodes: Sequence[Node], outputs: Any) -> list[Node]:
 
 
 def remove_inplace_ops(program: ExportedProgram) -> ExportedProgram:
-    """Replace `relu_` and the like by `relu` where nothing else sees the value. If any other remains, let torch decompose."""
+    """Replace `relu_` and the like by `relu` where nothing else sees the value. Let torch decompose the others."""
     return program if replace_inplace_ops(program.graph) else program.run_decompositions({})
 
 
 def replace_inplace_ops(graph: fx.Graph) -> bool:
-    """Replace `relu_` and the like by `relu` where nothing else sees the value. Return whether no other remains."""
+    """Replace `relu_` and the like by `relu` where nothing else sees the value. Return whether none is left."""
     fresh: set[fx.Node] = set()  # nodes whose result owns its memory
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload):

@@ -64,7 +64,7 @@ def paradox(options: Paradox) -> None:
     file = RowFile(folder / "paradox.jsonl", options_of_rows(options))
     console = PlainConsole()
     with start("none", options.device) as parallel:
-        data, model, scores = load(options, parallel.device)
+        data, model, scores = load_subject(options, parallel.device)
         batches = first_batches(data, options.batches)
         refuse_other_data(model, batches[0], options)
         subject = MeasuredModel(model, cross_entropy_loss, batches)
@@ -165,7 +165,7 @@ def cross_entropy_loss(model: "nn.Module", batch: "tuple[Tensor, Tensor]") -> "T
     return cross_entropy(model(batch[0]), batch[1])
 
 
-def load(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] | None]":
+def load_subject(options: Paradox, device: Any) -> "tuple[Data, nn.Module, list[Tensor] | None]":
     """Return the data, the model and, if a checkpoint of an OptG run holds them, its scores."""
     import torch
 

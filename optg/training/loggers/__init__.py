@@ -29,7 +29,7 @@ def require(kind: type[Logger]) -> None:
     """Raise an error that says what to install if a logger's package is missing."""
     reason = f"{kind.package} is not installed"
     try:
-        if import_module(kind.package).__file__:  # else a mere folder of that name: wandb leaves one where it is used
+        if import_module(kind.package).__file__:  # None for a plain folder of that name: wandb leaves one behind
             return
     except ImportError as error:
         reason = str(error)
