@@ -36,16 +36,23 @@ def kept_by(shapes: list[torch.Size], sparsity: float, power: float) -> list[int
     return allocation.fill(shares, sizes, sum(sizes) - zeros_at(sparsity, sum(sizes)))
 
 
-def sparsify(model: nn.Module, sparsity: float, power: float, seed: int = 0) -> nn.Module:
-    """Apply random masks; a layer's density is proportional to its ERK density to this power."""
+def sparsify(model: nn.Module, sparsity: float, power: float, seed: int = 0, block: int = 1) -> nn.Module:
+    """Apply random masks; a layer's density is proportional to its ERK density to this power.
+
+    Args:
+        block: input channels that are removed together, where their number is a multiple of it.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights = [m.weight for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     shapes = [w.shape for w in weights]
     with torch.no_grad():
         for weight, k in zip(weights, kept_by(shapes, sparsity, power)):
-            mask = torch.zeros(weight.numel())
-            mask[torch.randperm(weight.numel(), generator=generator)[:k]] = 1
-            weight *= mask.view_as(weight)
+            size = block if weight.shape[1] % block == 0 else 1
+            mask = torch.zeros(weight.numel() // size)
+            mask[torch.randperm(mask.numel(), generator=generator)[: k // size]] = 1
+            filters, channels, *kernel = weight.shape
+            blocks = mask.view(filters, channels // size, 1, *kernel).expand(-1, -1, size, *[-1] * len(kernel))
+            weight *= blocks.reshape(weight.shape)
     return model
 
 

@@ -258,6 +258,23 @@ INLINE octets out_of_order(int block, octets x) {
 #endif
 }
 
+/* The same for 2 rows of single bytes; the other 2 bytes of each group are 0. */
+INLINE quad read_two_taps(const uint8_t *const *row, int v) {
+  const octets a = load_octets(row[0] + SPAN * v), b = load_octets(row[1] + SPAN * v);
+#if SPAN == 64 && defined(__AVX512VBMI__) /* 4 instructions instead of 6 */
+#define QUARTER(first) (first) * 257 + 0x4000, (first) * 257 + 0x4101, (first) * 257 + 0x4202, (first) * 257 + 0x4303
+  quad q;
+  UNROLL for (int p = 0; p < 4; p++) {
+    const sums index = {QUARTER(4 * p), QUARTER(4 * p + 16), QUARTER(4 * p + 32), QUARTER(4 * p + 48)};
+    q.part[p] = (octets)_mm512_maskz_permutex2var_epi8(0x3333333333333333, (__m512i)a, (__m512i)index, (__m512i)b);
+  }
+  return q;
+#else
+  const octets l = low_8(a, b), h = high_8(a, b), zero = repeat_octet(0);
+  return (quad){{low_16(l, zero), high_16(l, zero), low_16(h, zero), high_16(h, zero)}};
+#endif
+}
+
 /* The bytes of a vector as integers, in the order of sums. */
 INLINE quad widen(octets x) {
   const octets zero = repeat_octet(0), l = low_8(x, zero), h = high_8(x, zero);
@@ -294,18 +311,13 @@ INLINE octets quantize_sums(const sums *x, reals scale, reals offset) {
   return pack_words(y[0], y[1], y[2], y[3]);
 }
 
-/* The bytes r as the floats 256 r, in the order of sums: the bytes 0, r, 0, 0x4B are 2^23 + 256 r. */
-INLINE void widen_to_reals(octets r, reals *y) {
-  const octets zero = repeat_octet(0), exponent = (octets)repeat_sum(0x4B004B00), l = low_8(zero, r), h = high_8(zero, r);
-  const quad wide = {{low_16(l, exponent), high_16(l, exponent), low_16(h, exponent), high_16(h, exponent)}};
-  UNROLL for (int p = 0; p < 4; p++) y[p] = (reals)wide.part[p] - repeat_real(0x1p23f);
-}
-
-/* scale * sum + offset + residual * 256 r -> bytes, saturated. */
+/* scale * sum + offset + residual * (2^15 + r) -> bytes, saturated. The bytes 0, r, 0, 0x47 are the float 2^15 + r. */
 INLINE octets quantize_sums_and_residual(const sums *x, reals scale, octets r, reals residual, reals offset) {
+  const octets zero = repeat_octet(0), exponent = (octets)repeat_sum(0x47004700), l = low_8(zero, r), h = high_8(zero, r);
+  const quad raised = {{low_16(l, exponent), high_16(l, exponent), low_16(h, exponent), high_16(h, exponent)}};
   reals y[4];
-  widen_to_reals(r, y);
-  UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(y[p], residual, multiply_add((reals)x[p], scale, offset));
+  UNROLL for (int p = 0; p < 4; p++)
+    y[p] = multiply_add((reals)raised.part[p], residual, multiply_add((reals)x[p], scale, offset));
   return quantize_reals(y);
 }
 

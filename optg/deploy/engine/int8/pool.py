@@ -54,16 +54,24 @@ class Pool(Int8Op):
         output = places.value(self.output, self.out.zero_point)
         shares = prod(self.window.kernel) * places.images * prod(places.shapes[self.output][1:])
         if self.kind == "max" and places.library.permutes and shares <= LARGEST_SELECTED:
-            return lambda: [select_call(source, output, lambda: self.choices(source, output), self)]
+            return lambda: self.select_calls(source, output)
         return lambda: [
             Call(self.function(source, output), output, [source], output.shape[0], lambda: self.struct(source, output), self)
         ]
 
-    def choices(self, source: Planes, output: Planes) -> list[list[np.ndarray]]:
-        """Return the places of all pixels of the window, for each byte of an output plane."""
+    def select_calls(self, source: Planes, output: Planes) -> list[Call]:
+        """Take the maximum over the rows of a window, then over its columns."""
         w = self.window
         rows, columns = ([k * d - p for k in range(n)] for n, d, p in zip(w.kernel, w.dilation, w.padding))
-        return [[where_from(source, output, w.stride, (row, column))] for row in rows for column in columns]
+        maxima = Planes((*output.shape[:2], source.shape[2]), source.images, source.zero_point)
+        down = [(row, 0) for row in rows]
+        across = [(0, column) for column in columns]
+        return [
+            select_call(source, maxima, lambda: [[where_from(source, maxima, (w.stride[0], 1), first)] for first in down]),
+            select_call(
+                maxima, output, lambda: [[where_from(maxima, output, (1, w.stride[1]), first)] for first in across], self
+            ),
+        ]
 
     def function(self, source: Planes, output: Planes) -> str:
         whole = self.kind == "mean" and self.window.covers(source.shape, output.shape)

@@ -26,7 +26,7 @@ class Taps(NamedTuple):
         return sum(array.nbytes for array in self.arrays)
 
 
-BUNDLE = np.dtype([("taps", np.uint64), ("groups", np.int32), ("channel", np.int32), ("width", np.int32), ("_", np.int32)])
+BUNDLE = np.dtype([("taps", np.uint64), *((name, np.int32) for name in ("groups", "channel", "width", "ends_short"))])
 
 
 def make_taps(weight: np.ndarray, offsets: np.ndarray, width: int, parts: int = 1) -> Taps:
@@ -88,7 +88,9 @@ def single_taps(
     table = np.zeros(total, np.dtype([("offsets", kind, (blocks,)), ("weights", np.int8, GROUP)]))
     table["offsets"] = (where // (unit or 1)).reshape(-1, blocks)
     table["weights"] = values.reshape(-1, GROUP)
-    return bundle_rows(table, start[order], groups[order], first + order, 1), table
+    rows = bundle_rows(table, start[order], groups[order], first + order, 1)
+    rows["ends_short"] = ((counts[order] - 1) % GROUP < 2) & (counts[order] > 0) if size == 1 else 0
+    return rows, table
 
 
 def wide_taps(weight: np.ndarray, offsets: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:

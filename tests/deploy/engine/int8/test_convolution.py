@@ -249,6 +249,7 @@ def test_taps_leave_out_zeros_and_share_offsets() -> None:
     taps = make_taps(weight[..., None], offsets, 1)
     assert taps.offset_unit == 8
     assert taps.bundles["groups"].tolist() == [[0, 1, 2]] and taps.bundles["channel"].tolist() == [[1, 0, 2]]
+    assert taps.bundles["ends_short"].tolist() == [[0, 1, 1]]
     [table] = taps.arrays
     assert table["offsets"].tolist() == [[8, 40, 0, 0], [0, 8, 16, 24], [32, 0, 0, 0]]
     assert table["weights"].tolist() == [[7, 7, 0, 0], [-3, -3, -3, -3], [-3, 0, 0, 0]]

@@ -13,6 +13,7 @@ typedef struct { /* filters that share their taps */
   const char *taps; /* groups of 4 taps: an offset for each block, and 4 weights for each filter */
   int32_t groups;
   int32_t channel, width; /* the filters are the output channels from `channel` on */
+  int32_t ends_short;     /* does the last group of a single filter have one or two taps? */
 } bundle;
 
 typedef struct {
@@ -45,35 +46,38 @@ typedef struct { /* a tile, and where it lies */
 
 #define OFFSET_BYTES(UNIT, BLOCK) (UNIT ? 8 : 16 / BLOCK)
 
-INLINE void add_group(const int F, const int V, const int UNIT, const int BLOCK, sums *acc, const uint8_t *in, const char *tap) {
+/* Add the products of a group. Of groups with TAPS = 2, only the first two taps count. */
+INLINE void add_group(
+    const int F, const int V, const int UNIT, const int BLOCK, const int TAPS, sums *acc, const uint8_t *in, const char *tap) {
   const uint8_t *row[4];
   uint64_t offsets[2]; /* one or two loads instead of four: loads are what limits many layers */
   memcpy(offsets, tap, OFFSET_BYTES(UNIT, BLOCK));
-  UNROLL for (int i = 0; i < 4 / BLOCK; i++)
+  UNROLL for (int i = 0; i < TAPS / BLOCK; i++)
     row[i] = in + (UNIT ? (offsets[0] >> 16 * i & 0xFFFF) * UNIT : offsets[i / 2] >> 32 * (i % 2) & 0xFFFFFFFF);
   tap += OFFSET_BYTES(UNIT, BLOCK);
   weights w[6];
   UNROLL for (int f = 0; f < F; f++) w[f] = repeat_weights(((const int32_t *)tap)[f]);
   UNROLL for (int v = 0; v < V; v++) {
-    const quad q = read_taps(BLOCK, row, v);
+    const quad q = TAPS == 2 ? read_two_taps(row, v) : read_taps(BLOCK, row, v);
     UNROLL for (int f = 0; f < F; f++)
       UNROLL for (int p = 0; p < 4; p++) acc[(f * V + v) * 4 + p] = add_products(acc[(f * V + v) * 4 + p], q.part[p], w[f]);
   }
 }
 
 INLINE void add_groups(const int F, const int V, const int UNIT, const int BLOCK, sums *acc, const uint8_t *in, const bundle *b) {
-  const int size = OFFSET_BYTES(UNIT, BLOCK) + 4 * F;
+  const int size = OFFSET_BYTES(UNIT, BLOCK) + 4 * F, can_be_short = F == 1 && BLOCK == 1;
   const char *tap = b->taps;
-  int32_t n = b->groups;
+  int32_t n = can_be_short ? b->groups - b->ends_short : b->groups;
   if (F * V == 1) { /* every second group has sums of its own: an addition waits for the one before it */
     sums other[4] = {repeat_sum(0), repeat_sum(0), repeat_sum(0), repeat_sum(0)};
     for (; n > 1; n -= 2, tap += 2 * size) {
-      add_group(F, V, UNIT, BLOCK, acc, in, tap);
-      add_group(F, V, UNIT, BLOCK, other, in, tap + size);
+      add_group(F, V, UNIT, BLOCK, 4, acc, in, tap);
+      add_group(F, V, UNIT, BLOCK, 4, other, in, tap + size);
     }
     UNROLL for (int p = 0; p < 4; p++) acc[p] += other[p];
   }
-  for (; n > 0; n--, tap += size) add_group(F, V, UNIT, BLOCK, acc, in, tap);
+  for (; n > 0; n--, tap += size) add_group(F, V, UNIT, BLOCK, 4, acc, in, tap);
+  if (can_be_short && b->ends_short) add_group(F, V, UNIT, BLOCK, 2, acc, in, tap);
 }
 
 /* Write 4 vectors of reals in the order of positions. */
@@ -85,28 +89,41 @@ INLINE void write_reals(int block, char *out, const reals *y, float low, float h
     }
 }
 
-INLINE void write_octets(int block, const int8_tile *t, int64_t channel, int v, octets x) {
+typedef struct { /* where the bytes of a channel go. A copy, because the compiler reads what pointers lead to after each store */
+  char *out;
+  const char *mask;
+  int block, clamps;
+  uint8_t low, high, fill;
+} target;
+
+INLINE target target_of(int block, const int8_tile *t, int64_t channel) {
   const int8_convolution *k = t->k;
-  x = in_order(block, x);
-  if (k->clamps) x = clamp_octets(x, k->low, k->high);
-  if (k->mask) x = select_octets(load_octets(k->mask + t->position + SPAN * v), x, repeat_octet(k->fill));
-  store_octets(t->out + channel * t->out_channel + SPAN * v, x);
+  const char *mask = k->mask ? k->mask + t->position : NULL;
+  return (target){t->out + channel * t->out_channel, mask, block, (int)k->clamps, k->low, k->high, k->fill};
+}
+
+INLINE void write_octets(target to, int v, octets x) {
+  x = in_order(to.block, x);
+  if (to.clamps) x = clamp_octets(x, to.low, to.high);
+  if (to.mask) x = select_octets(load_octets(to.mask + SPAN * v), x, repeat_octet(to.fill));
+  store_octets(to.out + SPAN * v, x);
 }
 
 /* Rescale the sums of `vectors` vectors of one channel of a wide layer, and write them. */
 static __attribute__((noinline)) void rescale_wide(const sums *acc, int vectors, const int8_tile *t, int64_t channel) {
   const int8_convolution *k = t->k;
+  const target to = target_of((int)k->block, t, channel);
   const reals scale = repeat_real(k->scale[channel]), offset = repeat_real(k->offset[channel]);
   for (int v = 0; v < vectors; v++) {
     reals y[4];
     UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(to_reals(acc[4 * v + p]), scale, offset);
     if (t->add) {
-      const quad r = widen(out_of_order((int)k->block, load_octets(t->add + channel * t->add_channel + SPAN * v)));
+      const quad r = widen(out_of_order(to.block, load_octets(t->add + channel * t->add_channel + SPAN * v)));
       const reals residual = repeat_real(k->residual);
       UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(to_reals((sums)r.part[p]), residual, y[p]);
     }
-    if (k->real) write_reals((int)k->block, t->out + channel * t->out_channel + 4 * SPAN * v, y, k->real_low, k->real_high);
-    else write_octets((int)k->block, t, channel, v, quantize_reals(y));
+    if (k->real) write_reals(to.block, to.out + 4 * SPAN * v, y, k->real_low, k->real_high);
+    else write_octets(to, v, quantize_reals(y));
   }
 }
 
@@ -119,16 +136,17 @@ INLINE void rescale(const int V, const int BLOCK, const sums *acc, const int8_ti
     rescale_wide(copy, V, t, channel);
     return;
   }
+  const target to = target_of(BLOCK, t, channel);
   const reals scale = repeat_real(k->scale[channel]), offset = repeat_real(k->offset[channel]);
   if (t->add) {
-    const reals residual = repeat_real(k->residual / 256);
+    const reals residual = repeat_real(k->residual);
     const uint8_t *add = t->add + channel * t->add_channel;
     UNROLL for (int v = 0; v < V; v++) {
       const octets r = out_of_order(BLOCK, load_octets(add + SPAN * v));
-      write_octets(BLOCK, t, channel, v, quantize_sums_and_residual(acc + 4 * v, scale, r, residual, offset));
+      write_octets(to, v, quantize_sums_and_residual(acc + 4 * v, scale, r, residual, offset));
     }
   } else {
-    UNROLL for (int v = 0; v < V; v++) write_octets(BLOCK, t, channel, v, quantize_sums(acc + 4 * v, scale, offset));
+    UNROLL for (int v = 0; v < V; v++) write_octets(to, v, quantize_sums(acc + 4 * v, scale, offset));
   }
 }
 
