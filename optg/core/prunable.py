@@ -18,7 +18,7 @@ WRAPPERS = {  # class name -> the attribute that holds the model; torch.compile'
     "DistributedDataParallel": "module",
     "DataParallel": "module",
     "AveragedModel": "module",
-    "ModelEma": "module",  # timm
+    "ModelEma": "ema",  # timm
     "ModelEmaV2": "module",
     "ModelEmaV3": "module",
     "DeepSpeedEngine": "module",
