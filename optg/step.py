@@ -16,7 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from optg.core.alarms import CollapseWatch, FrozenWatch, ZerosWatch
 from optg.core.amp import return_loss, unscale
 from optg.core.clock import Clock
+from optg.core.optimizer_state import mask_second_weights
 from optg.core.optimizers import ATTACHED, MARK, Round
+from optg.core.refusals import keeps_two_weights
 from optg.core.state import FirstMask
 from optg.core.trials import Trials
 from optg.core.updates import Updates
@@ -74,6 +76,7 @@ class SparseStep:
         self.frozen: FrozenWatch | None = None  # if there are frozen weights
         self.updates = Updates.make(weights, method.ham, method.sparse_opt, method.dormant_gradient)
         self.idle = method.when == "never" and self.updates is None
+        self.two_weights = any(map(keeps_two_weights, optimizers))
         self.collapse = CollapseWatch(name, weights)
         self.collapse.warn(clock)
         self.round = Round(optimizers, weights.parameters, weights.devices[0]) if len(optimizers) > 1 else None
@@ -128,6 +131,8 @@ class SparseStep:
             return
         if self.updates:
             self.updates.after_step(self.method.dormant_gradient)
+        if self.two_weights:
+            mask_second_weights(self.weights.optimizer, self.weights.parameters, self.weights.masks)
         if self.method.freezes_dormant:
             self.weights.show_latent()  # undo what the optimizer did to dormant weights
         if capturing:

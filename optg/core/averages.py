@@ -2,13 +2,13 @@
 
 from torch import Tensor, nn
 
-from optg.core.prunable import parameters_by_name
+from optg.core.prunable import parameters_by_name, unwrap
 from optg.core.sharding import local_piece, to_local
 
 
 def mask_model(model: nn.Module, masks: dict[str, Tensor]) -> None:
     """Zero the weights of a model that masks with the same names remove."""
-    if not isinstance(model, nn.Module):
+    if not isinstance(unwrap(model), nn.Module):
         raise TypeError(
             f"{type(model).__name__} is not an nn.Module; expected a copy of the model. Copy the average into a model first, "
             "for example with ema.copy_to(model.parameters()), then call apply_masks on that model"

@@ -78,9 +78,8 @@ class Floor:
         room, protected = size - zeros_at(target, size), sum(map(self.kept, shapes, axes))
         if protected > room:  # always so if the floor is above 1 − P
             raise ValueError(
-                f"floor={self.share} by {self.by} protects {protected:,} of {size:,} weights, but sparsity {target} keeps only "
-                f"{room:,}; expected a floor of at most {1 - target:.4g}, or less where groups are small: each keeps at least "
-                "one weight"
+                f"floor={self.share} protects {protected:,} of {size:,} weights (that share of each {self.by}, rounded up), "
+                f"but sparsity {target} keeps only {room:,}; lower the floor or the sparsity"
             )
         for name, shape, axis, piece in zip(names, shapes, axes, shards.pieces if shards else [False] * len(names)):
             whole = 0 in self.group_dims(axis) and (self.by == "output" or axis.parts == shape[0])

@@ -1,10 +1,15 @@
 """The optimizer's state of single weights, and snapshots of a model with its optimizer."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from optg.core.prunable import optimizer_parameters, parameters_by_name
 from optg.core.sharding import local_piece, to_local
+
+SECOND_WEIGHTS = ("x", "y", "z", "ema")  # where optimizers with two sets of weights keep theirs
 
 
 def clear_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, group_index: int, where: Tensor) -> None:
@@ -14,6 +19,15 @@ def clear_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, group
     for name, state in optimizer.state.get(parameter, {}).items():
         if isinstance(state, Tensor) and state.shape == parameter.shape:
             to_local(state).masked_fill_(where, clean.get(name, 0.0))
+
+
+def mask_second_weights(optimizer: Any, parameters: Iterable[nn.Parameter], masks: Iterable[Tensor]) -> None:
+    """Zero removed weights in the second set that schedule-free optimizers and SPlus keep, which `optimizer.eval()` shows."""
+    for p, mask in zip(parameters, masks):
+        state = optimizer.state.get(p, {})
+        for name in SECOND_WEIGHTS:
+            if name in state:
+                to_local(state[name]).masked_fill_(~mask, 0.0)
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -20,8 +20,8 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
         inner = next((getattr(found, name) for name in INNER if getattr(found, name, None) is not None), None)
         if inner is None or inner is found:
             raise TypeError(
-                f"{type(optimizer).__name__} is not an optimizer: it has no step hooks; expected a torch.optim.Optimizer, a "
-                "wrapper that has one as `.optimizer`, or a list of these: sparsify(model, optimizer, …)"
+                f"{type(optimizer).__name__} is not a torch optimizer: it has no step hooks; expected a torch.optim.Optimizer, "
+                "a wrapper that has one as `.optimizer`, or a list of these: sparsify(model, optimizer, …)"
             )
         refuse_wrapper(found)
         found = inner

@@ -18,7 +18,7 @@ WRAPPERS = {  # class name -> the attribute that holds the model; torch.compile'
     "DistributedDataParallel": "module",
     "DataParallel": "module",
     "AveragedModel": "module",
-    "ModelEma": "module",  # timm
+    "ModelEma": "ema",  # timm
     "ModelEmaV2": "module",
     "ModelEmaV3": "module",
     "DeepSpeedEngine": "module",
@@ -213,8 +213,8 @@ def warn_of_computed_weights(computed: dict[str, nn.Module], include: Sequence[P
 
     if dense := [name for name in computed if matches(include, name) and not matches(exclude, name)]:
         warnings.warn(
-            f"{', '.join(sorted(dense)[:3])}{' …' if len(dense) > 3 else ''} stay dense: their weights are computed from "
-            "other parameters at every call (weight_norm, parametrizations, weight standardization). Remove the "
+            f"some layers stay dense: {', '.join(sorted(dense)[:3])}{' …' if len(dense) > 3 else ''}. Their weights are "
+            "computed from other parameters at every call (weight_norm, parametrizations, weight standardization). Remove the "
             "parametrization or use plain layers instead, or leave these layers out with `exclude`",
             stacklevel=4,
         )

@@ -21,15 +21,16 @@ REFUSED = {  # by class name: these classes are in many packages
     "SparseAdam": "it accepts sparse gradients only, and mask scores need dense ones. Use SGD or AdamW",
     **dict.fromkeys(("AdaHessian", "Adahessian", "SophiaH", "Sophia"), SECOND_ORDER),
     **dict.fromkeys(("GSAM", "WSAM", "BSAM", "LookSAM", "FriendlySAM"), MOVED_WEIGHTS),
+    **dict.fromkeys(("AdamWScheduleFreeClosure", "RAdamScheduleFreeClosure", "SGDScheduleFreeClosure"), MOVED_WEIGHTS),
     **dict.fromkeys(("LOMO", "AdaLOMO"), IN_BACKWARD),
-    **dict.fromkeys(("Magma", "OrthoGrad", "PCGrad", "TRAC"), INNER_OPTIMIZER),
+    **dict.fromkeys(("Magma", "OrthoGrad", "PCGrad", "ScheduleFreeWrapper", "TRAC"), INNER_OPTIMIZER),
 }
 REFUSED_WRAPPERS = {  # these have no step hooks of their own
     "Lookahead": "it writes its slow weights to the model after the inner optimizer's step, which makes the model dense. Use "
     "the inner optimizer alone, or the Lookahead of pytorch_optimizer",
     "SafeFP16Optimizer": "it trains float32 copies of the weights. Use SGD or AdamW with torch.amp.GradScaler",
 }
-SPARSE_FROM_THE_START = ("rigl", "set")
+SPARSE_FROM_THE_START = ("rigl", "set", "keep")
 
 
 def refuse_sparsity(sparsity: float) -> None:
@@ -67,13 +68,17 @@ def refuse_wrapper(optimizer: Any) -> None:
         raise TypeError(f"{type(optimizer).__name__} cannot train a sparse model: {reason}")
 
 
+def keeps_two_weights(optimizer: Any) -> bool:
+    """Return whether the optimizer keeps a second set of weights, which `optimizer.eval()` puts into the model."""
+    return any("ScheduleFree" in kind.__name__ or kind.__name__ == "SPlus" for kind in type(optimizer).__mro__)
+
+
 def refuse_optimizer(optimizer: torch.optim.Optimizer, method: str, needs_minimization: bool) -> None:
     for kind in type(optimizer).__mro__:
         if reason := REFUSED.get(kind.__name__):
             raise TypeError(f"{kind.__name__} cannot train a sparse model: {reason}")
-        two = "ScheduleFree" in kind.__name__ or kind.__name__ == "SPlus"
-        if two and method.lower() not in SPARSE_FROM_THE_START:
-            raise TypeError(f"{kind.__name__} cannot train a sparse model with {method}: {TWO_WEIGHTS}")
+    if keeps_two_weights(optimizer) and method.lower() not in SPARSE_FROM_THE_START:
+        raise TypeError(f"{type(optimizer).__name__} cannot train a sparse model with {method}: {TWO_WEIGHTS}")
     if hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step"):  # SAM and its relatives
         raise TypeError(f"{type(optimizer).__name__} cannot train a sparse model: {TWO_STEPS}")
     if not getattr(type(optimizer).step, "hooked", False):  # set by torch.optim.Optimizer.__init__

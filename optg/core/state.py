@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from optg.core.clock import Clock
+from optg.core.clock import ENDLESS, Clock
 from optg.core.sharding import distribute_like, local_piece, to_local
 from optg.core.weights import SparseWeights
 
 Tensors = list[Tensor] | dict[str, Tensor]
-LENGTH = ("epochs", "steps_per_epoch", "steps")
+LENGTH = ("epochs", "steps_per_epoch", "steps")  # `steps` is there only if the length was given in steps
 
 
 def by_name(weights: SparseWeights, values: Tensors) -> dict[str, Tensor]:
@@ -84,12 +84,16 @@ def refuse_misfit(
         raise ValueError(f"the state was saved with structure={saved!r}, here it is {here!r}; expected the same")
     if identity.get("frozen") and not state.get("frozen"):
         raise ValueError("the state was saved before freeze(), but this sparsifier is frozen; load it before freeze()")
-    if missing := [key for key in current if key not in state]:
+    if missing := [key for key in current if key not in state and key != "steps"]:
         raise ValueError(f"this is not a sparsifier state: it has no {missing[0]!r}")
     for key, value in identity.items():
-        if state[key] != value:
-            longer = ". To train longer, finish this run, then train its model with method='keep'" if key in LENGTH else ""
-            raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {value!r}; expected the same{longer}")
+        if key not in LENGTH and state[key] != value:
+            raise ValueError(f"the state was saved with {key}={state[key]!r}, here it is {value!r}; expected the same")
+    if length(state) != length(identity):
+        raise ValueError(
+            f"the state was saved in a run of {describe_length(state)}, this run has {describe_length(identity)}; expected "
+            "the same. To train longer, finish this run, then train its model with method='keep'"
+        )
     for kind, layers in current["tensors"].items():
         if kind not in state["tensors"]:
             raise ValueError(f"the state has no {kind}: it was saved after finish(), which leaves nothing to resume from")
@@ -103,6 +107,18 @@ def refuse_misfit(
             if saved[name].shape != tensor.shape:
                 shapes = f"{tuple(saved[name].shape)} in the state, {tuple(tensor.shape)} here"
                 raise ValueError(f"the state belongs to another model: {name} ({kind}) has the shape {shapes}")
+
+
+def length(state: dict[str, Any]) -> tuple[int, int]:
+    """Return the length of training in steps and in epochs."""
+    return state.get("steps", state["epochs"] * state["steps_per_epoch"]), state["epochs"]
+
+
+def describe_length(state: dict[str, Any]) -> str:
+    steps, epochs = length(state)
+    if steps >= ENDLESS:
+        return "no given length"
+    return f"{steps} steps ({epochs} epoch{'' if epochs == 1 else 's'})"
 
 
 class FirstMask:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from optg.core.sharding import is_dtensor
 from optg.integrations.attachment import Attachment
+from optg.integrations.state_file import whole
 
 try:
     from lightning.pytorch import Callback
@@ -97,7 +99,14 @@ class Sparsify(Attachment, Callback):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        return self.save()
+        """Return the callback's state. All processes call this: Lightning writes the state of one of them for all."""
+        saved = self.save()
+        if saved:
+            saved["sparsifier"]["tensors"] = {
+                kind: {name: whole(tensor) if is_dtensor(tensor) else tensor for name, tensor in layers.items()}
+                for kind, layers in saved["sparsifier"]["tensors"].items()
+            }
+        return saved
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Mask the averaged weights that an EMA callback stores in place of the model's."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -35,7 +35,11 @@ def read_state(path: Path) -> dict[str, Any] | None:
     """Return what `write_state` wrote, or None if there is no such file."""
     if not path.exists():
         return None
-    with safe_open(path, "pt") as file:
+    try:
+        opened = safe_open(path, "pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): resume from another checkpoint") from error
+    with opened as file:
         saved = json.loads(file.metadata()["optg"])
         tensors: dict[str, dict[str, Tensor]] = {kind: {} for kind in saved.pop("kinds")}
         for key in file.keys():  # noqa: SIM118  # not a dict

@@ -194,10 +194,14 @@ def test_a_collapsed_layer_is_named_and_a_floor_prevents_it():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"floor": 0.2}, r"floor=0.2 by part protects 387 of 1,928 weights, but sparsity 0.9 keeps only 192; .* at most 0.1,"),
+        (
+            {"floor": 0.2},
+            r"floor=0.2 protects 387 of 1,928 weights \(that share of each part, rounded up\), but sparsity 0.9 keeps only "
+            "192; lower the floor or the sparsity",
+        ),
         (
             {"floor": 0.095, "floor_by": "output"},
-            "floor=0.095 by output protects 194 .* keeps only 192; .* one weight",
+            r"floor=0.095 protects 194 .* \(that share of each output, rounded up\), but sparsity 0.9 keeps only 192; lower",
         ),
         ({"floor": -0.1}, "floor is -0.1; expected a share"),
         ({"floor": 0.02, "floor_by": "row"}, "floor_by is 'row'; expected 'part' or 'output'"),

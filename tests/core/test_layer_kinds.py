@@ -119,7 +119,7 @@ def test_standardized_convolutions_stay_dense_with_a_warning(name):
     model = nn.Sequential(cls(3, 4, 3), nn.Conv2d(4, 4, 3))
     model[0].gain = nn.Parameter(torch.ones(4, 1, 1, 1))
     model[1].gain = nn.Parameter(torch.ones(4, 1, 1, 1))
-    with pytest.warns(UserWarning, match="0 stay dense: their weights are computed .* weight standardization"):
+    with pytest.warns(UserWarning, match=r"some layers stay dense: 0\. Their weights are computed .* weight standardization"):
         assert axes_of(model) == {"1.weight": (0, 1, 1)}
 
 

@@ -102,7 +102,7 @@ def test_wrapped_optimizers_are_unwrapped(attribute):
 
 
 def test_what_is_no_optimizer_is_refused():
-    with pytest.raises(TypeError, match="object is not an optimizer: it has no step hooks; expected a torch"):
+    with pytest.raises(TypeError, match="object is not a torch optimizer: it has no step hooks; expected a torch"):
         attach("gmp", object(), convnet())
     with pytest.raises(ValueError, match="there is no optimizer"):
         attach("gmp", [], convnet())

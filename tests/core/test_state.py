@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from tests.toy import attach, batches, convnet, is_unchanged, mlp, step
+import optg
+from tests.toy import attach, batches, convnet, is_unchanged, mlp, sgd, step
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         r"7\.weight \(latent\) has the shape \(3, 3\) in the state, \(10, 128\) here": wrong_shape,
         r"saved with method='gmp', here it is 'optg'": attach(convnet(), method="gmp")[1].state_dict(),
         r"saved with sparsity=0\.5, here it is 0\.9": attach(convnet(), sparsity=0.5)[1].state_dict(),
-        r"saved with epochs=2, here it is \d+; expected the same\. To train longer, finish this run, then .*'keep'": attach(
+        r"in a run of 10 steps \(2 epochs\), this run has 20 steps \(4 epochs\); .* To train longer, .*'keep'": attach(
             convnet(), epochs=2
         )[1].state_dict(),
         r"this is not a sparsifier state: it has no 'method'": model.state_dict(),
@@ -61,3 +62,17 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     assert after["step"] == 13
     for kind, layers in before[1]["tensors"].items():
         assert all(torch.equal(t, after["tensors"][kind][n]) for n, t in layers.items())
+
+
+def test_a_length_may_be_given_in_steps_or_in_epochs():
+    model = convnet()
+    optimizer, sparsifier = attach(model, epochs=5, steps=4)
+    for batch in batches(13):
+        step(model, optimizer, batch)
+    by_steps = optg.sparsify(other := convnet(), sgd(other.parameters()), sparsity=0.9, epochs=5, steps=20)
+    by_steps.load_state_dict(sparsifier.state_dict())
+    assert by_steps.clock.step == 13
+    sparsifier.load_state_dict(by_steps.state_dict())
+    longer = optg.sparsify(third := convnet(), sgd(third.parameters()), sparsity=0.9, steps=30)
+    with pytest.raises(ValueError, match=r"saved in a run of 20 steps \(5 epochs\), this run has 30 steps \(30 epochs\)"):
+        longer.load_state_dict(sparsifier.state_dict())

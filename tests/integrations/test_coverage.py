@@ -33,11 +33,15 @@ def sparsify(model: nn.Module, **options) -> optg.Sparsifier:
     return optg.sparsify(model, optimizer, "gmp", sparsity=0.5, epochs=2, steps_per_epoch=2, **options)
 
 
-def gpt2() -> nn.Module:
+def gpt2(kind: str = "GPT2LMHeadModel") -> nn.Module:
     config = transformers.GPT2Config(
         vocab_size=50, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    return transformers.GPT2LMHeadModel(config)
+    return getattr(transformers, kind)(config)
+
+
+def gpt2_classifier() -> nn.Module:
+    return gpt2("GPT2ForSequenceClassification")
 
 
 def mixtral() -> nn.Module:
@@ -57,6 +61,7 @@ def vit() -> nn.Module:
     ("make", "axes", "dense"),
     [
         (gpt2, {(1, 0, 3), (1, 0, 1)}, {"transformer.wte.weight", "transformer.wpe.weight"}),  # the head is tied to wte
+        (gpt2_classifier, {(1, 0, 3), (1, 0, 1), (0, 1, 1)}, {"transformer.wte.weight", "transformer.wpe.weight"}),
         (mixtral, {(0, 1, 1), (1, 2, 3)}, {"model.embed_tokens.weight", "model.layers.0.mlp.gate.weight"}),
         (bert, {(0, 1, 1)}, None),
         (vit, {(0, 1, 1)}, None),
@@ -110,3 +115,24 @@ def test_lora_adapters_are_left_alone():
     with warnings.catch_warnings(action="error"):
         assert [name for name in sparsify(model).masks if "lora" in name] == []
     assert len(sparsify(model, include="*lora_*").masks) == 2
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.01])
+def test_a_collapse_of_llamas_attention_is_named_and_a_floor_prevents_it(floor: float):
+    """In a short run the gradients of queries and keys are small, and OptG's first cuts remove all of them."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **SIZES))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sparsifier = optg.sparsify(model, optimizer, sparsity=0.95, steps=30, floor=floor)
+        for _ in range(30):
+            tokens = torch.randint(50, (4, 8))
+            optimizer.zero_grad()
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+        sparsifier.finish()
+    named = [name for name in sparsifier.masks if any(f"weights of {name} at" in str(w.message) for w in caught)]
+    collapsed = [layer.name for layer in sparsifier.layers() if layer.kept == 0]
+    assert not collapsed if floor else any("q_proj" in name for name in collapsed) and set(collapsed) <= set(named)
+    assert all(layer.kept >= floor * model.get_parameter(layer.name).numel() for layer in sparsifier.layers())

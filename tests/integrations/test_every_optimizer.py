@@ -23,9 +23,9 @@ a GPU, several processes or another package could not be tried.
 IN_CI = {
     "torch.optim": sorted(find_optimizers("torch.optim")),
     "timm.optim": ["lamb", "lookahead_sgd", "muon"],
-    "pytorch_optimizer": ["Lion", "Lookahead", "Muon", "OrthoGrad", "SafeFP16Optimizer"],
+    "pytorch_optimizer": ["AliG", "Lion", "Lookahead", "Muon", "OrthoGrad", "SAM", "SPlus", "SafeFP16Optimizer", "SophiaH"],
     "torch_optimizer": ["Adafactor", "Lookahead", "Yogi"],
-    "schedulefree": ["AdamWScheduleFree"],
+    "schedulefree": sorted(find_optimizers("schedulefree")),
 }
 
 

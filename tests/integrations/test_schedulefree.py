@@ -1,8 +1,10 @@
 """Schedule-free optimizers have two sets of weights: `optimizer.eval()` shows averages of all steps."""
 
+import warnings
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import schedulefree
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ import optg
 from tests.integrations.zeros import expected_zeros, zeros
 
 CLASSES = [schedulefree.SGDScheduleFree, schedulefree.AdamWScheduleFree, schedulefree.RAdamScheduleFree]
+ALL = [*CLASSES, pytorch_optimizer.ScheduleFreeAdamW, pytorch_optimizer.ScheduleFreeSGD, pytorch_optimizer.SPlus]
 
 
 @pytest.mark.parametrize("optimizer_class", CLASSES)
@@ -23,21 +26,36 @@ def test_they_are_refused_with_the_methods_that_work(method: str, optimizer_clas
         optg.sparsify(model, optimizer_class(model.parameters(), lr=0.1), method, sparsity=0.9, steps=10)
 
 
-@pytest.mark.parametrize("optimizer_class", CLASSES)
-@pytest.mark.parametrize("method", ["rigl", "set"])
-def test_the_averages_are_sparse(method: str, optimizer_class: Any) -> None:
+@pytest.mark.parametrize("optimizer_class", ALL)
+@pytest.mark.parametrize("method", ["rigl", "set", "keep"])
+def test_both_sets_of_weights_are_sparse(method: str, optimizer_class: Any) -> None:
+    """Whenever `eval` is called: in the middle of training, before `finish`, and after it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
-    optimizer = optimizer_class(model.parameters(), lr=0.1)
-    chosen = optg.methods.METHODS[method](every=5)
-    sparsifier = optg.sparsify(model, optimizer, chosen, sparsity=0.9, steps=40)
+    optimizer = optimizer_class(model.parameters(), lr=0.01)
+    if method == "keep":
+        model[0].weight.data[torch.rand(32, 8) < 0.8] = 0.0
+        sparsifier = optg.sparsify(model, optimizer, "keep")
+    else:
+        chosen = optg.methods.METHODS[method](every=5)
+        sparsifier = optg.sparsify(model, optimizer, chosen, sparsity=0.9, steps=40)
     optimizer.train()
-    for _ in range(40):
+    for step in range(40):
         optimizer.zero_grad()
         batch = torch.randn(16, 8)
         (model(batch) - batch).square().mean().backward()
         optimizer.step()
+        if step % 7 == 0:
+            assert sparsifier.verify().ok
+            optimizer.eval()
+            assert sparsifier.verify().ok, "the average of all steps is dense"
+            optimizer.train()
+    with warnings.catch_warnings(action="error"):
+        sparsifier.finish()
+    before = zeros(model)
     optimizer.eval()
-    sparsifier.finish()
-    assert sparsifier.verify().ok and sparsifier.sparsity == pytest.approx(0.9, abs=2e-3)
-    assert zeros(model) >= expected_zeros(model, 0.9)  # a weight that SET has grown behind a dead unit stays 0
+    assert sparsifier.verify().ok
+    if method == "keep":
+        assert zeros(model) == before == sum(int((~mask).sum()) for mask in sparsifier.masks.values())
+    else:
+        assert zeros(model) >= expected_zeros(model, 0.9)  # a weight that SET has grown behind a dead unit stays 0

@@ -142,6 +142,15 @@ def test_a_resume_without_sparsifier_state_raises(tmp_path: Path) -> None:
         train(tmp_path, Sparsify(), resume=True, max_steps=20)
 
 
+def test_a_damaged_state_names_the_file(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    train(tmp_path, Sparsify("gmp"), **options)
+    state = tmp_path / "checkpoint-2" / "optg.safetensors"
+    state.write_bytes(state.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"checkpoint-2.optg\.safetensors is damaged .* resume from another checkpoint"):
+        train(tmp_path, Sparsify("gmp"), resume=str(state.parent), **options)
+
+
 def test_a_checkpoint_from_another_folder(tmp_path: Path) -> None:
     """The trainer does not tell callbacks which folder it loads: a state of another run must not be taken for its state."""
     options: dict[str, Any] = {"max_steps": 20, "save_strategy": "steps", "save_steps": 8}

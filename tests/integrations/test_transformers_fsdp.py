@@ -51,21 +51,24 @@ def train_sharded(rank: int, port: int, folder: str, report: Any) -> None:
             self.accelerator.state.distributed_type, self.accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
             self.is_fsdp_enabled = True
 
-    class SaveOnce(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 8:
-                Path(folder, "checkpoint-8").mkdir(exist_ok=True)  # the trainer saves its own part first
-                callback.on_save(args, state, control, **kwargs)
-                dist.barrier()
-                saved = read_state(Path(folder, "checkpoint-8", STATE_FILE))
-                assert saved and saved["weights"] == fingerprint(kwargs["model"], callback.sparsifier.masks)
-                for name, mask in callback.sparsifier.masks.items():
-                    assert torch.equal(whole(mask), saved["sparsifier"]["tensors"]["masks"][name]), name
+    class CheckSaved(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            dist.barrier()
+            saved = read_state(Path(folder, f"checkpoint-{state.global_step}", STATE_FILE))
+            assert saved and saved["weights"] == fingerprint(model, callback.sparsifier.masks)
+            for name, mask in callback.sparsifier.masks.items():
+                assert torch.equal(whole(mask), saved["sparsifier"]["tensors"]["masks"][name]), name
 
-    options = {"max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "save_strategy": "no"}
+    options = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "save_strategy": "steps",
+        "save_steps": 8,
+    }
     arguments = TrainingArguments(folder, report_to="none", use_cpu=True, disable_tqdm=True, **options)
     callback = Sparsify("optg", sparsity=0.9)
-    trainer = ShardingTrainer(tiny_bert(), arguments, train_dataset=sentences(), callbacks=[callback, SaveOnce()])
+    trainer = ShardingTrainer(tiny_bert(), arguments, train_dataset=sentences(), callbacks=[callback, CheckSaved()])
     trainer.train()
     parameters = dict(trainer.model.named_parameters())
     assert callback.sparsifier and callback.sparsifier.clock.step == STEPS
@@ -75,9 +78,18 @@ def train_sharded(rank: int, port: int, folder: str, report: Any) -> None:
     for name, mask in callback.sparsifier.masks.items():
         assert not gathered[name][~whole(mask)].any(), name
 
+    # the trainer's own checkpoint resumes bit for bit
+    AcceleratorState._reset_state(reset_partial_state=False)
+    resumed = Sparsify("optg", sparsity=0.9)
+    arguments = TrainingArguments(folder, report_to="none", use_cpu=True, disable_tqdm=True, **options)
+    trainer = ShardingTrainer(tiny_bert(), arguments, train_dataset=sentences(), callbacks=[resumed])
+    trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-8")
+    assert resumed.sparsifier and resumed.sparsifier.clock.step == STEPS
+    for name, p in trainer.model.named_parameters():
+        assert torch.equal(whole(p), whole(parameters[name])), name
+
     # DDP copies the model: every process has the same zeros
     AcceleratorState._reset_state(reset_partial_state=False)
-    options |= {"save_strategy": "steps", "save_steps": 8}
     arguments = TrainingArguments(f"{folder}/ddp", report_to="none", use_cpu=True, disable_tqdm=True, **options)
     callback = Sparsify("optg", sparsity=0.9)
     trainer = Trainer(tiny_bert(), arguments, train_dataset=sentences(), callbacks=[callback])
