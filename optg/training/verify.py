@@ -67,7 +67,7 @@ def verify(path: Path, check_export: Callable[[Path], None] | None = None) -> Ve
         check_file(verdict, files, RANGES)
     check_metrics(verdict, files, whole)
     check_others(verdict, check_export)
-    advise(verdict, list(whole))
+    advise(verdict, files, list(whole))
     return verdict
 
 
@@ -152,13 +152,13 @@ def check_metrics(verdict: Verdict, files: RunFiles | None, whole: dict[str, Hea
         verdict.add(METRICS, "unverifiable", "an older version wrote it, without checksums")
     else:
         cut_off = ", and an incomplete line" if rows.cut_off else ""
-        verdict.add(METRICS, "whole", f"{len(rows.intact)} rows{cut_off}")
+        verdict.add(METRICS, "whole", f"{len(rows.intact)} row{'' if len(rows.intact) == 1 else 's'}{cut_off}")
 
 
 def lost_rows(rows: Rows, manifest: Manifest | None, whole: dict[str, Head | None]) -> Iterator[str]:
     """Yield what the end of the rows, the checkpoints and the epochs say about lost rows."""
     if manifest and manifest.metrics and rows.head != manifest.metrics:
-        yield f"{len(rows.intact)} rows are intact; {MANIFEST} lists {manifest.metrics.rows}"
+        yield f"its intact rows ({len(rows.intact)}) are not those that {MANIFEST} lists ({manifest.metrics.rows})"
     for name, head in whole.items() if rows.chained else ():
         if head and Rows(rows.intact[: head.rows]).head != head:
             yield f"{name} was saved after {head.rows} rows, which are lost or changed"
@@ -175,7 +175,9 @@ def check_others(verdict: Verdict, check_export: Callable[[Path], None] | None) 
         last = name.rpartition("/")[2]
         if SET_ASIDE.fullmatch(last):
             verdict.add(name, "set aside", "it was found damaged earlier; delete it when you no longer need it")
-        elif LEFTOVER.fullmatch(last) or checkpoint.PARTIAL.fullmatch(last):
+        elif (LEFTOVER.fullmatch(last) and is_real_file(verdict.path / name)) or (
+            checkpoint.PARTIAL.fullmatch(last) and checkpoint.is_ours(verdict.path / name)
+        ):
             verdict.add(name, "leftover", "a process died while writing it; training deletes it")
         elif is_previous(name):
             verdict.add(name, "set aside", f"an earlier training; check it with optg verify {verdict.path / name}")
@@ -190,9 +192,10 @@ def check_others(verdict: Verdict, check_export: Callable[[Path], None] | None) 
             verdict.add(name, "unverifiable", f"optg did not record a checksum of this {kind}")
 
 
-def advise(verdict: Verdict, whole: list[str]) -> None:
+def advise(verdict: Verdict, files: RunFiles | None, whole: list[str]) -> None:
     """Say what can be recovered, and how."""
     wrong = {finding.name for finding in verdict.findings if finding.state in WRONG}
+    finished = files is not None and files.finished and not wrong & {SUMMARY, MODEL, RANGES, RECIPE}
     resume = f"give the run's training command again: it continues from {whole[-1]}" if whole else ""
     begin = "train again with --fresh, which moves these files aside"
     if lost := wrong & {MANIFEST, SUMMARY, MODEL, RANGES, RECIPE}:
@@ -203,12 +206,16 @@ def advise(verdict: Verdict, whole: list[str]) -> None:
             else f"not recoverable: {names}; no checkpoint is whole. To go on, {begin}"
         )
     if METRICS in wrong:
+        rows, manifest = (files.rows, files.manifest) if files else (Rows(), None)
+        if manifest and manifest.metrics == rows.head and not rows.problems:
+            resume = ""  # training has gone on without them already
         verdict.advice.append(
             f"not recoverable: the lost rows of {METRICS}; the model does not depend on them. "
             + (f"To keep the intact rows, {resume}" if resume else f"To get all rows, {begin}")
         )
     if saved := [name for name in wrong if name.startswith(f"{CHECKPOINTS}/")]:
         instead = f"training continues from {whole[-1]}" if whole else f"no checkpoint is whole, so {begin}"
+        instead = "the run has finished and does not need it" if finished else instead
         verdict.advice.append(f"not recoverable: {', '.join(sorted(saved))}; {instead}")
 
 

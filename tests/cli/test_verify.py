@@ -39,6 +39,7 @@ def test_every_command_refuses_a_changed_weight(finished_run, tmp_path, monkeypa
     output = ["--output", tmp_path / "out"] if name in ("export", "report") else []
     message = refusal(monkeypatch, capsys, name, copy, *options, *output)
     assert "model.safetensors is damaged: its SHA-256 differs from the one in manifest.json" in message
+    assert message.endswith("; optg verify RUN says what can be recovered\n") and message.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
