@@ -52,8 +52,12 @@ class Verdict:
         yield from (f"  {line}" for line in self.advice)
 
 
-def verify(path: Path, check_export: Callable[[Path], None] | None = None) -> Verdict:
-    """Check a run folder. `check_export` raises ValueError if a packed file is damaged."""
+def verify(path: Path, check_export: Callable[[Path], str | None] | None = None) -> Verdict:
+    """Check a run folder.
+
+    Args:
+        check_export: raises ValueError if a packed file is damaged; returns the reason if it cannot be checked.
+    """
     if not any(exists(path / name) for name in (RECIPE, MANIFEST, METRICS, CHECKPOINTS)):
         raise ValueError(f"{path} is not the folder of a run; expected a folder that optg train wrote")
     verdict = Verdict(path)
@@ -167,7 +171,7 @@ def lost_rows(rows: Rows, manifest: Manifest | None, whole: dict[str, Head | Non
         yield f"it has the epochs {', '.join(map(str, epochs[:20]))}; expected all epochs from 1 on"
 
 
-def check_others(verdict: Verdict, check_export: Callable[[Path], None] | None) -> None:
+def check_others(verdict: Verdict, check_export: Callable[[Path], str | None] | None) -> None:
     """Add what is in the folder besides the files of the run."""
     inside = [f"{CHECKPOINTS}/{name}" for name in list_names(verdict.path / CHECKPOINTS)]
     known = {finding.name for finding in verdict.findings} | {LOCK, CHECKPOINTS, *CONTENTS}
@@ -183,8 +187,8 @@ def check_others(verdict: Verdict, check_export: Callable[[Path], None] | None) 
             verdict.add(name, "set aside", f"an earlier training; check it with optg verify {verdict.path / name}")
         elif name.endswith(".optg") and check_export and is_real_file(verdict.path / name):
             try:
-                check_export(verdict.path / name)
-                verdict.add(name, "whole")
+                reason = check_export(verdict.path / name)
+                verdict.add(name, "unverifiable" if reason else "whole", short(reason or "", verdict.path))
             except ValueError as error:
                 verdict.add(name, "damaged", short(error, verdict.path))
         else:
@@ -213,12 +217,14 @@ def advise(verdict: Verdict, files: RunFiles | None, whole: list[str]) -> None:
             f"not recoverable: the lost rows of {METRICS}; the model does not depend on them. "
             + (f"To keep the intact rows, {resume}" if resume else f"To get all rows, {begin}")
         )
+    if exports := sorted(name for name in wrong if name.endswith(".optg")):
+        verdict.advice.append(f"recoverable: {', '.join(exports)}; export the run again: optg export {verdict.path}")
     if saved := [name for name in wrong if name.startswith(f"{CHECKPOINTS}/")]:
         instead = f"training continues from {whole[-1]}" if whole else f"no checkpoint is whole, so {begin}"
         instead = "the run has finished and does not need it" if finished else instead
         verdict.advice.append(f"not recoverable: {', '.join(sorted(saved))}; {instead}")
 
 
-def short(error: Exception, folder: Path) -> str:
+def short(error: Exception | str, folder: Path) -> str:
     """Return the message without the path, which the line names already."""
-    return re.sub(rf"^{re.escape(str(folder))}/\S+ is damaged: ", "", str(error))
+    return re.sub(rf"^{re.escape(str(folder))}/\S+?( is damaged)?: ", "", str(error))
