@@ -12,7 +12,7 @@ from importlib import import_module
 
 import optg
 from optg import trust
-from optg.cli.errors import explains_itself, is_interrupt, missing_package
+from optg.cli.errors import advice, explains_itself, is_interrupt, missing_package
 from optg.naming import nearest, visible
 
 COMMANDS = (
@@ -52,7 +52,7 @@ def main() -> None:
             sys.exit(2)
         if not explains_itself(error):
             raise
-        print(f"optg: {visible(error)}", file=sys.stderr)
+        print(f"optg: {visible(error)}{advice(error)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -5,7 +5,7 @@ import traceback
 from pathlib import Path
 
 import optg
-from optg.training.errors import TrainingError
+from optg.training.errors import DamagedFile, TrainingError
 
 CLI_PACKAGES = {"rich": "rich", "tyro": "tyro", "PIL": "pillow", "matplotlib": "matplotlib"}  # import name: package
 TRUSTED = (  # where code is not the user's own
@@ -21,6 +21,11 @@ def explains_itself(error: BaseException) -> bool:
         return True
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return isinstance(error, (ValueError, OSError)) and all(file.startswith(TRUSTED) for file in files)
+
+
+def advice(error: BaseException) -> str:
+    """Return what to do about an error that only says what is wrong."""
+    return "; optg verify RUN says what can be recovered" if isinstance(error, DamagedFile) else ""
 
 
 def missing_package(error: BaseException) -> str | None:

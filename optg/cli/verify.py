@@ -26,8 +26,12 @@ def main(args: list[str]) -> None:
     from optg.deploy import packed
     from optg.training.verify import verify
 
-    def check_packed(path: Path) -> None:
-        packed.load(path)
+    def check_packed(path: Path) -> str:
+        try:
+            packed.load(path)
+        except packed.TooLarge as error:
+            return str(error)
+        return ""
 
     if not options.runs:
         raise ValueError("no run was given; expected at least one run folder: optg verify RUN ...")

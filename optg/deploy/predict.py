@@ -43,7 +43,8 @@ def print_classes(trained: Trained, paths: list[Path], threads: int | None, cons
         raise ValueError("the normalisation of this model's images is unknown; use --data test, or optg.load in Python")
     for path in paths:
         if not path.is_file():
-            raise FileNotFoundError(f"there is no image {path}")
+            missing = f"{path} is not a file; expected an image" if path.exists() else f"there is no image {path}"
+            raise FileNotFoundError(missing)
     network = optg.compile(trained.model, trained.example, threads=threads)
     for path in paths:
         with torch.no_grad():

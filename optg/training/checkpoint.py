@@ -185,12 +185,17 @@ def delete_leftovers(folder: Path) -> None:
             delete(path)
 
 
+def is_ours(path: Path) -> bool:
+    """Return whether this is a folder, and not a link to one, that contains no file but those of a checkpoint."""
+    return is_real_folder(path) and {TENSORS, VALUES}.issuperset(list_names(path))
+
+
 def delete(path: Path) -> None:
     """Delete the folder of a checkpoint, unless it is a link or contains a file that is not ours.
 
     It gets another name first, so that a kill leaves no half of a checkpoint.
     """
-    if not is_real_folder(path) or not {TENSORS, VALUES}.issuperset(list_names(path)):
+    if not is_ours(path):
         return
     if NAME.fullmatch(path.name):
         doomed = free_name(path.with_name(f".partial-{step_of(path)}"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from optg.files import Fingerprint, atomic_file, exists, read_bytes
 from optg.training.errors import DamagedFile
-from optg.training.metrics import METRICS, Head
+from optg.training.metrics import Head
 
 MANIFEST, RECIPE, SUMMARY, MODEL = "manifest.json", "recipe.toml", "summary.json", "model.safetensors"
 RANGES = "int8-ranges.safetensors"  # the ranges of activations, written with --quantize int8
@@ -59,11 +59,11 @@ class Manifest:
         if found != listed:
             raise DamagedFile(f"{path} is damaged: its SHA-256 differs from the one in {MANIFEST}")
 
-    def check_rows(self, head: Head) -> None:
+    def check_rows(self, path: Path, head: Head) -> None:
         """Raise DamagedFile if the metrics have changed since training ended."""
         if self.metrics and head != self.metrics:
             raise DamagedFile(
-                f"{METRICS} is damaged: its {head.rows} intact rows are not the {self.metrics.rows} rows that {MANIFEST} lists"
+                f"{path} is damaged: its intact rows ({head.rows}) are not those that {MANIFEST} lists ({self.metrics.rows})"
             )
 
 

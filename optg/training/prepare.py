@@ -35,7 +35,7 @@ def finished_summary(plan: Plan, folder: RunFolder) -> dict[str, Any] | None:
             files.intact_rows()
     except DamagedFile:
         return None
-    if not isinstance(summary, dict) or not NEEDED <= summary.keys():
+    if not isinstance(summary, dict) or not all(isinstance(summary.get(key), (int, float)) for key in NEEDED):
         return None
     files.warn_if_old()
     return summary

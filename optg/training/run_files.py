@@ -21,7 +21,7 @@ class RunFiles:
         self.path = path
         self.manifest = Manifest.read(path)
         if self.manifest is None and self.rows.chained and self.rows.intact:
-            raise DamagedFile(f"{path} has lost its {MANIFEST}, so its files cannot be checked; see optg verify {path}")
+            raise DamagedFile(f"{path} has lost its {MANIFEST}, so its files cannot be checked")
 
     @property
     def is_old(self) -> bool:
@@ -82,5 +82,5 @@ class RunFiles:
         if self.rows.problems:
             raise DamagedFile(f"{self.path / METRICS}, {self.rows.problems[0]}")
         if self.manifest:
-            self.manifest.check_rows(self.rows.head)
+            self.manifest.check_rows(self.path / METRICS, self.rows.head)
         return self.rows.intact

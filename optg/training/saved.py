@@ -12,7 +12,7 @@ from optg import models
 from optg.training import checkpoint, quantization, recipe
 from optg.training.errors import DamagedFile
 from optg.training.folder import is_run
-from optg.training.manifest import MODEL, RANGES, RECIPE, SUMMARY
+from optg.training.manifest import MANIFEST, MODEL, RANGES, RECIPE, SUMMARY
 from optg.training.recipe import Plan
 from optg.training.run_files import RunFiles
 
@@ -128,4 +128,6 @@ class SavedRun:
         if not self.files.has(file):
             newest = self.newest_checkpoint()
             instead = f", or use its checkpoint {newest.path}" if newest else ""
-            raise ValueError(f"{self.path} has no {file}: the run has not finished. Continue it with the same command{instead}")
+            lost = self.files.manifest and file in self.files.manifest.files
+            reason = f"{MANIFEST} lists it, so it was lost" if lost else "the run has not finished"
+            raise ValueError(f"{self.path} has no {file}: {reason}. Give the run's training command again{instead}")

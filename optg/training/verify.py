@@ -52,8 +52,12 @@ class Verdict:
         yield from (f"  {line}" for line in self.advice)
 
 
-def verify(path: Path, check_export: Callable[[Path], None] | None = None) -> Verdict:
-    """Check a run folder. `check_export` raises ValueError if a packed file is damaged."""
+def verify(path: Path, check_export: Callable[[Path], str | None] | None = None) -> Verdict:
+    """Check a run folder.
+
+    Args:
+        check_export: raises ValueError if a packed file is damaged; returns the reason if it cannot be checked.
+    """
     if not any(exists(path / name) for name in (RECIPE, MANIFEST, METRICS, CHECKPOINTS)):
         raise ValueError(f"{path} is not the folder of a run; expected a folder that optg train wrote")
     verdict = Verdict(path)
@@ -67,7 +71,7 @@ def verify(path: Path, check_export: Callable[[Path], None] | None = None) -> Ve
         check_file(verdict, files, RANGES)
     check_metrics(verdict, files, whole)
     check_others(verdict, check_export)
-    advise(verdict, list(whole))
+    advise(verdict, files, list(whole))
     return verdict
 
 
@@ -152,13 +156,13 @@ def check_metrics(verdict: Verdict, files: RunFiles | None, whole: dict[str, Hea
         verdict.add(METRICS, "unverifiable", "an older version wrote it, without checksums")
     else:
         cut_off = ", and an incomplete line" if rows.cut_off else ""
-        verdict.add(METRICS, "whole", f"{len(rows.intact)} rows{cut_off}")
+        verdict.add(METRICS, "whole", f"{len(rows.intact)} row{'' if len(rows.intact) == 1 else 's'}{cut_off}")
 
 
 def lost_rows(rows: Rows, manifest: Manifest | None, whole: dict[str, Head | None]) -> Iterator[str]:
     """Yield what the end of the rows, the checkpoints and the epochs say about lost rows."""
     if manifest and manifest.metrics and rows.head != manifest.metrics:
-        yield f"{len(rows.intact)} rows are intact; {MANIFEST} lists {manifest.metrics.rows}"
+        yield f"its intact rows ({len(rows.intact)}) are not those that {MANIFEST} lists ({manifest.metrics.rows})"
     for name, head in whole.items() if rows.chained else ():
         if head and Rows(rows.intact[: head.rows]).head != head:
             yield f"{name} was saved after {head.rows} rows, which are lost or changed"
@@ -167,7 +171,7 @@ def lost_rows(rows: Rows, manifest: Manifest | None, whole: dict[str, Head | Non
         yield f"it has the epochs {', '.join(map(str, epochs[:20]))}; expected all epochs from 1 on"
 
 
-def check_others(verdict: Verdict, check_export: Callable[[Path], None] | None) -> None:
+def check_others(verdict: Verdict, check_export: Callable[[Path], str | None] | None) -> None:
     """Add what is in the folder besides the files of the run."""
     inside = [f"{CHECKPOINTS}/{name}" for name in list_names(verdict.path / CHECKPOINTS)]
     known = {finding.name for finding in verdict.findings} | {LOCK, CHECKPOINTS, *CONTENTS}
@@ -175,14 +179,16 @@ def check_others(verdict: Verdict, check_export: Callable[[Path], None] | None) 
         last = name.rpartition("/")[2]
         if SET_ASIDE.fullmatch(last):
             verdict.add(name, "set aside", "it was found damaged earlier; delete it when you no longer need it")
-        elif LEFTOVER.fullmatch(last) or checkpoint.PARTIAL.fullmatch(last):
+        elif (LEFTOVER.fullmatch(last) and is_real_file(verdict.path / name)) or (
+            checkpoint.PARTIAL.fullmatch(last) and checkpoint.is_ours(verdict.path / name)
+        ):
             verdict.add(name, "leftover", "a process died while writing it; training deletes it")
         elif is_previous(name):
             verdict.add(name, "set aside", f"an earlier training; check it with optg verify {verdict.path / name}")
         elif name.endswith(".optg") and check_export and is_real_file(verdict.path / name):
             try:
-                check_export(verdict.path / name)
-                verdict.add(name, "whole")
+                reason = check_export(verdict.path / name)
+                verdict.add(name, "unverifiable" if reason else "whole", short(reason or "", verdict.path))
             except ValueError as error:
                 verdict.add(name, "damaged", short(error, verdict.path))
         else:
@@ -190,9 +196,10 @@ def check_others(verdict: Verdict, check_export: Callable[[Path], None] | None) 
             verdict.add(name, "unverifiable", f"optg did not record a checksum of this {kind}")
 
 
-def advise(verdict: Verdict, whole: list[str]) -> None:
+def advise(verdict: Verdict, files: RunFiles | None, whole: list[str]) -> None:
     """Say what can be recovered, and how."""
     wrong = {finding.name for finding in verdict.findings if finding.state in WRONG}
+    finished = files is not None and files.finished and not wrong & {SUMMARY, MODEL, RANGES, RECIPE}
     resume = f"give the run's training command again: it continues from {whole[-1]}" if whole else ""
     begin = "train again with --fresh, which moves these files aside"
     if lost := wrong & {MANIFEST, SUMMARY, MODEL, RANGES, RECIPE}:
@@ -203,15 +210,21 @@ def advise(verdict: Verdict, whole: list[str]) -> None:
             else f"not recoverable: {names}; no checkpoint is whole. To go on, {begin}"
         )
     if METRICS in wrong:
+        rows, manifest = (files.rows, files.manifest) if files else (Rows(), None)
+        if manifest and manifest.metrics == rows.head and not rows.problems:
+            resume = ""  # training has gone on without them already
         verdict.advice.append(
             f"not recoverable: the lost rows of {METRICS}; the model does not depend on them. "
             + (f"To keep the intact rows, {resume}" if resume else f"To get all rows, {begin}")
         )
+    if exports := sorted(name for name in wrong if name.endswith(".optg")):
+        verdict.advice.append(f"recoverable: {', '.join(exports)}; export the run again: optg export {verdict.path}")
     if saved := [name for name in wrong if name.startswith(f"{CHECKPOINTS}/")]:
         instead = f"training continues from {whole[-1]}" if whole else f"no checkpoint is whole, so {begin}"
+        instead = "the run has finished and does not need it" if finished else instead
         verdict.advice.append(f"not recoverable: {', '.join(sorted(saved))}; {instead}")
 
 
-def short(error: Exception, folder: Path) -> str:
+def short(error: Exception | str, folder: Path) -> str:
     """Return the message without the path, which the line names already."""
-    return re.sub(rf"^{re.escape(str(folder))}/\S+ is damaged: ", "", str(error))
+    return re.sub(rf"^{re.escape(str(folder))}/\S+?( is damaged)?: ", "", str(error))

@@ -21,7 +21,17 @@ def test_whole_runs_exit_with_0_and_damaged_ones_with_1(finished_run, tmp_path, 
     content[-1] ^= 1
     (copy / "model.optg").write_bytes(content)
     status, text = verify(monkeypatch, capsys, finished_run, copy)
-    assert status == 1 and f"{copy}: damaged\n" in text and "  damaged       model.optg: " in text
+    assert status == 1 and f"{copy}: damaged\n" in text and "  damaged       model.optg: the tensors are damaged" in text
+    assert f"  recoverable: model.optg; export the run again: optg export {copy}\n" in text
+
+
+def test_a_packed_file_beyond_the_limits_is_not_damaged(finished_run, tmp_path, monkeypatch, capsys):
+    copy = shutil.copytree(finished_run, tmp_path / "copy")
+    call(monkeypatch, "export", copy)
+    capsys.readouterr()
+    monkeypatch.setenv("OPTG_LIMITS", "1e-6")
+    status, text = verify(monkeypatch, capsys, copy)
+    assert status == 0 and "  unverifiable  model.optg: " in text and "If you trust the file, raise the limits" in text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, monkeypatch, capsys):
@@ -39,6 +49,7 @@ def test_every_command_refuses_a_changed_weight(finished_run, tmp_path, monkeypa
     output = ["--output", tmp_path / "out"] if name in ("export", "report") else []
     message = refusal(monkeypatch, capsys, name, copy, *options, *output)
     assert "model.safetensors is damaged: its SHA-256 differs from the one in manifest.json" in message
+    assert message.endswith("; optg verify RUN says what can be recovered\n") and message.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -46,11 +46,13 @@ def test_image_files_and_test_images_are_classified(trained_run: Path, cli: Cli,
 def test_wrong_arguments_give_a_one_line_error(trained_run: Path, cli: Cli, tmp_path: Path) -> None:
     cli("export", trained_run)
     (tmp_path / "text").write_text("no model")
+    (tmp_path / "folder").mkdir()
     (tmp_path / "damaged").write_bytes((trained_run / "model.optg").read_bytes()[:-1])
     for args, message in (
         (("predict", trained_run), "give either image files, or --data test"),
         (("predict", trained_run, "a.png", "--data", "test"), "give either image files, or --data test"),
         (("predict", trained_run, "a.png"), "there is no image a.png"),
+        (("predict", trained_run, "folder"), "folder is not a file; expected an image"),
         (("predict", trained_run, "text"), "text cannot be read as an image"),
         (("predict", trained_run, "--data", "test", "--threads", "0"), "--threads is 0"),
         (("predict", tmp_path / "damaged", "--data", "test"), "damaged: the tensors take"),

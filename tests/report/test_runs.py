@@ -203,7 +203,7 @@ def test_a_lost_row_is_noticed(tmp_path, line):
     folder = write_run(tmp_path / "a")
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:line] + lines[line + 1 :]))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl.* is damaged"):
+    with pytest.raises(ValueError, match=rf"^{folder}/metrics\.jsonl.* is damaged"):
         read_runs([folder])
 
 

@@ -155,7 +155,9 @@ def test_a_lost_row_is_said_and_the_file_is_kept(run, monkeypatch, capsys):
     assert "metrics.jsonl is damaged: 4 of 6 rows before step 60 are intact" in said
     assert (run / "metrics.jsonl.damaged").read_text() == "".join(lines[:2] + lines[3:])
     verdict = verify(run)
-    assert not verdict.is_fine and "it has the epochs 1, 2, 5, 6" in "\n".join(verdict.lines())
+    text = "\n".join(verdict.lines())
+    assert not verdict.is_fine and "it has the epochs 1, 2, 5, 6" in text
+    assert "To get all rows, train again with --fresh" in text  # the same command would change nothing
 
 
 # ---- folders of older versions
@@ -174,6 +176,15 @@ def test_an_unfinished_run_of_an_older_version_is_continued_with_checksums(run, 
     call(monkeypatch, *TRAIN, "--output", run)
     assert verify(run).is_fine and {finding.state for finding in verify(run).findings} == {"whole"}
     assert (run / "metrics.jsonl").read_bytes() == (undisturbed / "metrics.jsonl").read_bytes()
+
+
+def test_a_summary_of_other_values_is_written_again(run, undisturbed, monkeypatch):
+    """Its checksum is right, because there is no manifest or a stranger made it."""
+    make_old(run)
+    path = run / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"flops": "x"}))
+    call(monkeypatch, *TRAIN, "--output", run)
+    assert accuracy(run) == accuracy(undisturbed) and verify(run).is_fine
 
 
 # ---- another run

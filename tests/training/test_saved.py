@@ -46,11 +46,16 @@ def test_the_newest_checkpoint_is_found(run):
 
 
 def test_an_unfinished_run_points_to_its_checkpoint(run):
+    manifest = Manifest.read(run)
+    Manifest({"recipe.toml": manifest.files["recipe.toml"]}).write(run)
     (run / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=f"has no model.safetensors: the run has not finished.* checkpoint {newest(run)}"):
         SavedRun.open(run).model()
     (run / "summary.json").unlink()
     with pytest.raises(ValueError, match=r"has no summary\.json: the run has not finished"):
+        _ = SavedRun.open(run).classes
+    manifest.write(run)
+    with pytest.raises(ValueError, match=r"has no summary\.json: manifest\.json lists it, so it was lost"):
         _ = SavedRun.open(run).classes
 
 

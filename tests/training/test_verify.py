@@ -78,6 +78,23 @@ def test_verify_changes_nothing_and_says_what_is_recoverable(run):
     )
 
 
+def test_advice_for_a_finished_run_asks_for_nothing_that_it_does_not_need(run):
+    for path in (run / "checkpoints").glob("step-*"):
+        flip(path / "tensors.safetensors", 500)
+    text = "\n".join(verify(run).lines())
+    assert "the run has finished and does not need it" in text and "--fresh" not in text
+
+
+def test_names_of_leftovers_are_leftovers_only_if_training_deletes_them(run):
+    (run / "checkpoints" / ".partial-7").write_text("a file")
+    (run / "checkpoints" / ".partial-8").mkdir()
+    (run / "checkpoints" / ".partial-8" / "thesis.txt").touch()
+    (run / ".summary.json.123.partial").symlink_to("elsewhere")
+    found = states(run)
+    for name in ("checkpoints/.partial-7", "checkpoints/.partial-8", ".summary.json.123.partial"):
+        assert found[name] == "unverifiable"
+
+
 def test_a_run_of_an_older_version_is_unverifiable_but_not_damaged(run):
     found = states(make_old(run))
     assert verify(run).is_fine and found["model.safetensors"] == found["metrics.jsonl"] == "unverifiable"

@@ -19,7 +19,7 @@ from optg.deploy.graph.interpret import (
     run_graph,
     run_node,
 )
-from optg.deploy.graph.limits import IMAGE, Limits
+from optg.deploy.graph.limits import IMAGE, LimitExceeded, Limits
 from optg.deploy.graph.nodes import Graph, GraphError, Node, Ref, TensorKind, refs_in
 from optg.deploy.graph.operations import resolve
 from optg.deploy.graph.serialize import DTYPES, from_json, to_json
@@ -30,6 +30,7 @@ __all__ = [
     "IMAGE",
     "Graph",
     "GraphError",
+    "LimitExceeded",
     "Limits",
     "Node",
     "Ref",

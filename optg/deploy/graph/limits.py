@@ -19,6 +19,10 @@ IMAGE = 2**28  # bytes of one image
 VARIABLE = "OPTG_LIMITS"
 
 
+class LimitExceeded(GraphError):
+    """The file asks for more than the limits allow."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """All limits, multiplied by a factor."""
@@ -44,10 +48,10 @@ class Limits:
         return cls(factor)
 
     def require(self, value: int, limit: int, what: str) -> None:
-        """Raise GraphError if the value is too large. `what` is the message, with … in place of the value."""
+        """Raise LimitExceeded if the value is too large. `what` is the message, with … in place of the value."""
         if value > limit * self.factor:
             needed = ceil(value / limit)
-            raise GraphError(
+            raise LimitExceeded(
                 f"{what.replace('…', f'{value:,}')}; the limit is {round(limit * self.factor):,}. "
                 f"If you trust the file, raise the limits: optg.load(…, limits={needed}), or {VARIABLE}={needed}"
             )

@@ -10,10 +10,10 @@ value, and every tensor is read back bit for bit. The one exception is chosen by
 convolutions may be stored as bfloat16, and are then read back as the rounded float32 values.
 """
 
-from optg.deploy.packed.checks import PackedError
+from optg.deploy.packed.checks import PackedError, TooLarge
 from optg.deploy.packed.file import load, pack, unpack, write_packed
 from optg.deploy.packed.header import About
 from optg.deploy.packed.model import PackedModel
 from optg.deploy.packed.tensors import Values
 
-__all__ = ["About", "PackedError", "PackedModel", "Values", "load", "pack", "unpack", "write_packed"]
+__all__ = ["About", "PackedError", "PackedModel", "TooLarge", "Values", "load", "pack", "unpack", "write_packed"]

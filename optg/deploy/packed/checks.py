@@ -8,6 +8,10 @@ class PackedError(ValueError):
     """The file is not a packed model, is damaged, or contains impossible values."""
 
 
+class TooLarge(PackedError):
+    """The file asks for more than the limits or this machine's memory allow. It may be whole."""
+
+
 def require(condition: bool, problem: str) -> None:
     """Raise PackedError unless the condition holds."""
     if not condition:

@@ -8,8 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from optg.deploy.graph import IMAGE, Graph, GraphError, Limits, check_weights, from_json, to_json
-from optg.deploy.packed.checks import PackedError, require
+from optg.deploy.graph import IMAGE, Graph, GraphError, LimitExceeded, Limits, check_weights, from_json, to_json
+from optg.deploy.packed.checks import PackedError, TooLarge, require
 from optg.deploy.packed.header import About, parse_about, parse_json
 from optg.deploy.packed.model import PackedModel
 from optg.deploy.packed.tensors import Values, pack_tensor, parse_table, round_as_stored, same_bits, stored_as_bfloat16
@@ -67,7 +67,9 @@ def load(path: str | Path, *, limits: float | None = None) -> PackedModel:
     try:
         return unpack(read_bytes(path), Limits.of(limits))
     except MemoryError:
-        raise PackedError(f"{path}: not enough memory to load the model") from None
+        raise TooLarge(f"{path}: not enough memory to load the model") from None
+    except LimitExceeded as error:
+        raise TooLarge(f"{path}: {error}") from None
     except (GraphError, PackedError) as error:
         raise PackedError(f"{path}: {error}") from None
 
