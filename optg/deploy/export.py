@@ -1,7 +1,10 @@
 """Export a trained model: as a packed file, as dense safetensors, or as ONNX."""
 
 import dataclasses
+import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -94,6 +97,19 @@ def account_of(model: nn.Module, example_input: Any) -> dict[str, int]:
     return {key: getattr(found, key) for key in ("parameters", "nonzero", "flops", "dense_flops")}
 
 
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Switch Python's garbage collector off: it would search the many objects of a deep model's graph again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@collection_paused()
 def save(model: nn.Module, path: str | Path, example_input: Any, *, values: Values = "float32", name: str = "model") -> int:
     """Write any model as a packed file for `optg.load`, `optg predict` and `optg bench`. Return its size in bytes.
 
