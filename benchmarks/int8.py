@@ -1,10 +1,10 @@
-"""Compare int8 engines on this CPU by CPU time, which other processes disturb less than time on the clock.
+"""Compare int8 engines on this CPU, by time on the clock and by CPU time, which other processes disturb less.
 
     python benchmarks/int8.py --model resnet50 --sparsity 0.9 0.95 0.98
     python benchmarks/int8.py --model resnet50 --sparsity 0.9 --engines "optg int8" --layers
 
 Models are those of inference.py: random weights, and as many zeros in each layer as give the FLOPs of OptG's masks. Engines
-take turns. The table shows the CPU time of a call in ms: the shortest, and the median. --layers prints the shortest time of
+take turns. The table shows the times of a call in ms: the shortest, and the median. --layers prints the shortest time of
 each layer in optg, its multiply-adds per second, and the time that its instructions need at least on a --core of --ghz.
 --structure 1x4 removes blocks of weights instead of single ones.
 """
@@ -64,20 +64,21 @@ def main() -> None:
 
 
 def compare(networks: dict[str, Any], images: torch.Tensor, rounds: int) -> None:
-    """Let the engines take turns of a few calls, and print their CPU times."""
-    times: dict[str, list[float]] = {name: [] for name in networks}
+    """Let the engines take turns of a few calls, and print their times."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in networks}
     order = list(networks)
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
             networks[name](images)
             for _ in range(5):
-                start = time.process_time()
+                clock, cpu = time.perf_counter(), time.process_time()
                 networks[name](images)
-                times[name].append(1000 * (time.process_time() - start))
-    shortest = {name: min(values) for name, values in times.items()}
+                times[name].append((1000 * (time.perf_counter() - clock), 1000 * (time.process_time() - cpu)))
     for name, values in times.items():
-        print(f"  {name:18s} {shortest[name]:8.3f} ms, median {statistics.median(values):8.3f}")
+        columns = ((kind, [value[i] for value in values]) for i, kind in enumerate(("clock", "CPU")))
+        text = (f"{kind} {min(column):8.3f} ms, median {statistics.median(column):8.3f}" for kind, column in columns)
+        print(f"  {name:18s} {'    '.join(text)}")
 
 
 def profile(fast: Any, images: torch.Tensor, core: str, ghz: float) -> None:

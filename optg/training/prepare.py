@@ -1,6 +1,7 @@
 """Look at a run folder before training: has the run finished, is it another run, and what has to be set aside?"""
 
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,14 @@ def finished_summary(plan: Plan, folder: RunFolder) -> dict[str, Any] | None:
             files.intact_rows()
     except DamagedFile:
         return None
-    if not isinstance(summary, dict) or not all(isinstance(summary.get(key), (int, float)) for key in NEEDED):
+    if not isinstance(summary, dict) or not all(is_finite(summary.get(key)) for key in NEEDED):
         return None
     files.warn_if_old()
     return summary
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and isfinite(value)
 
 
 def begin(plan: Plan, folder: RunFolder, say: Callable[[str], None]) -> None:

@@ -178,11 +178,12 @@ def test_an_unfinished_run_of_an_older_version_is_continued_with_checksums(run, 
     assert (run / "metrics.jsonl").read_bytes() == (undisturbed / "metrics.jsonl").read_bytes()
 
 
-def test_a_summary_of_other_values_is_written_again(run, undisturbed, monkeypatch):
+@pytest.mark.parametrize("wrong", [{"flops": "x"}, {"accuracy": 10**400}])
+def test_a_summary_of_other_values_is_written_again(run, undisturbed, monkeypatch, wrong):
     """Its checksum is right, because there is no manifest or a stranger made it."""
     make_old(run)
     path = run / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"flops": "x"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
     call(monkeypatch, *TRAIN, "--output", run)
     assert accuracy(run) == accuracy(undisturbed) and verify(run).is_fine
 

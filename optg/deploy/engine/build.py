@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,10 +135,12 @@ def _library(isa: str, sources: tuple[Path, ...]) -> Library:
         raise NoCompiler(f"the compiled engine {path} cannot be loaded: {error}") from error
 
 
-def unit(sources: Sequence[Path]) -> str:
-    """Return the C code to compile: one unit that includes the engine and every operation."""
-    files = [C_FILES / "engine.c", *sorted(C_FILES.glob("ops/*.c")), *sources]
-    return "".join(f'#include "{file}"\n' for file in files)
+def units(sources: Sequence[Path]) -> list[str]:
+    """Return the C code to compile, in two units that take about as long: the many kernels of convolution.c, and the rest."""
+    convolution = C_FILES / "ops" / "convolution.c"
+    others = [path for path in sorted(C_FILES.glob("ops/*.c")) if path != convolution]
+    lists = [C_FILES / "vectors.h", C_FILES / "program.h", convolution], [C_FILES / "engine.c", *others, *sources]
+    return ["".join(f'#include "{file}"\n' for file in files) for files in lists]
 
 
 def key(command: Sequence[str], sources: Sequence[Path]) -> str:
@@ -171,23 +174,30 @@ def cpu_flags() -> str:
 
 
 def compile_to(path: Path, command: Sequence[str], sources: Sequence[Path]) -> None:
-    """Compile into a temporary file and rename it: another process must never see half a library."""
-    handle, temporary = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
+    """Compile into a temporary folder, and move the result: another process must never see half a library."""
     try:
-        command = [*command, "-x", "c", "-", "-o", temporary, "-lm"]
-        done = subprocess.run(command, input=unit(sources), capture_output=True, text=True)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            reason = next((line for line in lines if " error: " in line), lines[0])
-            raise NoCompiler(f"{command[0]} does not compile the engine: {reason}")
-        os.chmod(temporary, 0o700)  # linkers ask for 0o777
-        sync(Path(temporary))
-        os.replace(temporary, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as threads:
+            codes = units(sources)
+            objects = [f"{folder}/{i}.o" for i in range(len(codes))]
+            calls = [threads.submit(run, [*command, "-c", "-x", "c", "-", "-o", o], c) for o, c in zip(objects, codes)]
+            for call in calls:
+                call.result()
+            made = Path(folder) / path.name
+            run([*command, *objects, "-o", str(made), "-lm"])
+            made.chmod(0o700)  # linkers ask for 0o777
+            sync(made)
+            os.replace(made, path)
     except OSError as error:
-        raise NoCompiler(str(error)) from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
+
+
+def run(command: Sequence[str], code: str = "") -> None:
+    """Run a compiler or linker. Raise NoCompiler with its first error."""
+    done = subprocess.run(command, input=code, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = next((line for line in lines if " error: " in line), lines[0])
+        raise NoCompiler(f"{command[0]} does not compile the engine: {reason}")
 
 
 @functools.cache

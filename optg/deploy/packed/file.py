@@ -50,7 +50,12 @@ def pack(graph: Graph, about: About, values: Values = "float32") -> bytes:
         "about": asdict(about),
         "sha256": hashlib.sha256(body).hexdigest(),
     }
-    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        raise PackedError(
+            "the model's description holds a number that is not finite; check the accuracy in summary.json"
+        ) from None
     return PREFIX.pack(MAGIC, VERSION, len(text), hashlib.sha256(text).digest()) + text + body
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_POSITIONS = 8192  # of a layer that may run on pixels
 # Measured cycles on pixels: to load a pick; for each position, of a pick, and of the rest of 16 filters.
 LOAD_CYCLES, PICK_CYCLES, GROUP_CYCLES = 3.0, 1.1, 9.0
-WORTH = 0.95  # pixels have to reduce the time to this: values may have to be copied
+WORTH = 0.85  # pixels have to reduce the time to this: values may have to be copied (0.75 and 0.95 were slower on Zen 4)
 
 FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count", np.int64)])
 
