@@ -6,6 +6,9 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
+int64_t engine_kernel_count(void); /* in another unit */
+void engine_kernel(int64_t i, int32_t *shape);
+
 typedef struct { /* in a block, to a place in another one */
   int64_t block, offset, target, target_offset;
 } pointer;
