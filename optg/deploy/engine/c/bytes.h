@@ -311,13 +311,18 @@ INLINE octets quantize_sums(const sums *x, reals scale, reals offset) {
   return pack_words(y[0], y[1], y[2], y[3]);
 }
 
-/* scale * sum + offset + residual * (2^15 + r) -> bytes, saturated. The bytes 0, r, 0, 0x47 are the float 2^15 + r. */
+/* The bytes r as the floats 256 r, in the order of sums: the bytes 0, r, 0, 0x4B are 2^23 + 256 r. */
+INLINE void widen_to_reals(octets r, reals *y) {
+  const octets zero = repeat_octet(0), exponent = (octets)repeat_sum(0x4B004B00), l = low_8(zero, r), h = high_8(zero, r);
+  const quad wide = {{low_16(l, exponent), high_16(l, exponent), low_16(h, exponent), high_16(h, exponent)}};
+  UNROLL for (int p = 0; p < 4; p++) y[p] = (reals)wide.part[p] - repeat_real(0x1p23f);
+}
+
+/* scale * sum + offset + residual * 256 r -> bytes, saturated. */
 INLINE octets quantize_sums_and_residual(const sums *x, reals scale, octets r, reals residual, reals offset) {
-  const octets zero = repeat_octet(0), exponent = (octets)repeat_sum(0x47004700), l = low_8(zero, r), h = high_8(zero, r);
-  const quad raised = {{low_16(l, exponent), high_16(l, exponent), low_16(h, exponent), high_16(h, exponent)}};
   reals y[4];
-  UNROLL for (int p = 0; p < 4; p++)
-    y[p] = multiply_add((reals)raised.part[p], residual, multiply_add((reals)x[p], scale, offset));
+  widen_to_reals(r, y);
+  UNROLL for (int p = 0; p < 4; p++) y[p] = multiply_add(y[p], residual, multiply_add((reals)x[p], scale, offset));
   return quantize_reals(y);
 }
 

@@ -12,8 +12,6 @@ MAGIC_BITS = 0x4B400000  # the bits of MAGIC; MAGIC_BITS + n are the bits of MAG
 MOST_NARROW = 2**22  # sums of narrow layers are smaller
 MOST_WORD = 2**15  # so are their results, before they are clamped
 LEAST_SCALE, MOST_SCALE = 2**-21, 2**-5  # of narrow layers
-RAISED = 2**15  # is added to residuals of narrow layers: the bytes of the float RAISED + r are 0, r, 0 and 0x47
-MOST_RESIDUAL = 2  # scale of the residual of a narrow layer
 NEGLIGIBLE = 2**-5  # a share of a quantization step
 CANDIDATES = 64  # float offsets to try on each side of the nearest one
 MOST_START = 2**20  # largest number that is added to the start of a sum
@@ -45,7 +43,7 @@ def rescaling(op: "Convolution") -> Rescaling:
     weight = op.weight.astype(np.int64).reshape(len(op.weight), -1)
     tiny = (scale < LEAST_SCALE) & (255 * LEAST_SCALE * np.abs(weight).sum(axis=1) <= NEGLIGIBLE)
     scale = np.where(tiny, LEAST_SCALE, scale)  # filters without weights, for example
-    exact = real_offset - MAGIC * scale + (-RAISED * residual if len(op.inputs) > 1 else MAGIC)
+    exact = real_offset - MAGIC * scale + (0 if len(op.inputs) > 1 else MAGIC)
     offset, more = split_offset(exact, scale)
     start = start + more
     low = start + 255 * np.minimum(weight, 0).sum(axis=1)
@@ -53,7 +51,7 @@ def rescaling(op: "Convolution") -> Rescaling:
     largest = np.maximum(np.abs(low), np.abs(high))
     results = largest * scale + np.abs(real_offset) + 255 * (1 + residual)
     fits = (largest < MOST_NARROW) & (results < MOST_WORD) & (scale <= MOST_SCALE)
-    if not fits.all() or residual > MOST_RESIDUAL:
+    if not fits.all():
         return wide
     start = start.astype(np.int64) + MAGIC_BITS
     return Rescaling(start, scale.astype(np.float32), offset, np.float32(residual), narrow=True)

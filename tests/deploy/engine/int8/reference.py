@@ -66,7 +66,7 @@ def run_convolution(op: convolution.Convolution, shape: Shape, x: np.ndarray, *a
         if not added:
             rounded = multiply_add(reals, per_channel(scale), per_channel(offset))
             return round_and_clamp(rounded - np.float32(1.5 * 2**23), bound(op.low, out), bound(op.high, out))
-        y = multiply_add(2.0**15 + added[0], factor, multiply_add(reals, per_channel(scale), per_channel(offset)))
+        y = multiply_add(added[0].astype(np.float32), factor, multiply_add(reals, per_channel(scale), per_channel(offset)))
         return round_and_clamp(y, bound(op.low, out), bound(op.high, out))
     y = multiply_add(sums.astype(np.float32), per_channel(scale), per_channel(offset))
     for r in added:
@@ -81,13 +81,11 @@ def narrow_constants(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Return the scales, the whole numbers to add to the sums and the offsets of a narrow layer; None if it is not narrow."""
     scale, starts, offsets, magic = scale.copy(), [], [], 1.5 * 2**23
-    if factor > 2:
-        return None
     for channel, filter in enumerate(op.weight.astype(np.int64)):
         if scale[channel] < 2**-21 and 255 * np.abs(filter).sum() * 2**-21 <= 2**-5:
             scale[channel] = 2**-21
         s, c = float(scale[channel]), float(real[channel]) + op.out.zero_point
-        exact = c - magic * s + (-(2.0**15) * float(factor) if len(op.inputs) > 1 else magic)
+        exact = c - magic * s + (0.0 if len(op.inputs) > 1 else magic)
         nearest = np.float32(exact)
         best = np.inf
         for step in sorted(range(-64, 65), key=abs):

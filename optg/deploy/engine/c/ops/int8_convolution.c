@@ -139,7 +139,7 @@ INLINE void rescale(const int V, const int BLOCK, const sums *acc, const int8_ti
   const target to = target_of(BLOCK, t, channel);
   const reals scale = repeat_real(k->scale[channel]), offset = repeat_real(k->offset[channel]);
   if (t->add) {
-    const reals residual = repeat_real(k->residual);
+    const reals residual = repeat_real(k->residual / 256);
     const uint8_t *add = t->add + channel * t->add_channel;
     UNROLL for (int v = 0; v < V; v++) {
       const octets r = out_of_order(BLOCK, load_octets(add + SPAN * v));

@@ -87,9 +87,8 @@ INLINE void pixel_rescale(const int T, const __m512i *acc, const pixel_group *g,
     const __m512 residual = _mm512_set1_ps(k->residual);
     UNROLL for (int t = 0; t < T; t++) {
       const __m512i r = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(g->add + added[t])));
-      const __m512i raised = _mm512_or_si512(_mm512_set1_epi32(0x47000000), _mm512_slli_epi32(r, 8)); /* the float 2^15 + r */
       const __m512 y = _mm512_fmadd_ps(_mm512_castsi512_ps(acc[t]), scale, offset);
-      write_any(out + to[t], _mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_castsi512_ps(raised), residual, y)), low, high);
+      write_any(out + to[t], _mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_cvtepi32_ps(r), residual, y)), low, high);
     }
   } else { /* adding 1.5 * 2^23 has rounded: the bits are those of that float, plus the result */
     const __m512i magic = _mm512_set1_epi32(0x4B400000), first = _mm512_add_epi32(low, magic), last = _mm512_add_epi32(high, magic);
