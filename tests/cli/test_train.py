@@ -71,7 +71,7 @@ def test_help_shows_every_flag(monkeypatch, capsys):
         (["--parallel", "ddp"], "--parallel ddp needs torchrun"),
         (["--method", "dense", "--sparsity", "0.5"], "dense training removes nothing"),
         (["--method", "keep", "--sparsity", "0.5"], "keep keeps the zeros that the model has; leave out sparsity=0.5"),
-        (["--floor", "0.2"], "floor=0.2 by part protects"),
+        (["--floor", "0.2"], "(that share of each part, rounded up)"),
         (["--floor", "1.5"], "floor is 1.5; expected above 0 and below 1"),
         (["--floor-by", "output"], "floor_by is output; expected part where no floor is given"),
     ],

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from optg.training.loggers import SCALARS
+from optg.training.loggers.tensorboard import TensorBoard
 from tests.cli.calling import call
 from tests.training.runs import SLOW, SMALL, newest_step, read_lines, start
 
@@ -31,6 +32,24 @@ def test_an_interrupted_epoch_has_one_complete_row(undisturbed, tmp_path, monkey
         assert row.pop("seconds") > 0 and row.pop("images_per_second") > 0 and row.pop("checksum")
     assert rows == expected
     assert json.loads((folder / "summary.json").read_text())["accuracy"] == expected[-1]["accuracy"]
+
+
+def test_tensorboard_files_of_one_second_keep_their_order(tmp_path):
+    """A file's name is its second, host and process. Another process of the same second may have a larger number."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for epochs in ([1, 2, 3], [3, 4]):  # the first process is killed after epoch 3, and repeats it
+        logger = TensorBoard(tmp_path)
+        for epoch in epochs:
+            logger.log(epoch, {"loss": float(10 * len(epochs) + epoch)})
+        logger.finish()
+        if epochs[0] == 1:
+            [file] = (tmp_path / "tensorboard").iterdir()
+            file.rename(file.with_name(".".join([*file.name.split(".")[:4], "zzz"])))
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(point.step, point.value) for point in board.Scalars("loss")] == [(1, 31.0), (2, 32.0), (3, 23.0), (4, 24.0)]
 
 
 def test_tensorboard_has_each_epoch_once_however_often_a_run_was_killed(tmp_path, monkeypatch):
