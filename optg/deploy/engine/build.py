@@ -187,8 +187,10 @@ def compile_to(path: Path, command: Sequence[str], sources: Sequence[Path]) -> N
             made.chmod(0o700)  # linkers ask for 0o777
             sync(made)
             os.replace(made, path)
+    except NoCompiler:
+        raise
     except OSError as error:
-        raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
+        raise NoCompiler(str(error)) from error
 
 
 def run(command: Sequence[str], code: str = "") -> None:

@@ -211,8 +211,8 @@ INLINE quad interleave(const uint8_t *a, const uint8_t *b, const uint8_t *c, con
   return (quad){{low_16(l, l2), high_16(l, l2), low_16(h, h2), high_16(h, h2)}};
 }
 
-/* Four taps at SPAN positions: 4 rows of a byte a position, 2 rows of BLOCK = 2 bytes, or a row of 4. The row begins v vectors
-   further. */
+/* Read four taps at SPAN positions, v * SPAN positions from where the rows begin. A row has BLOCK bytes for each position, so
+   there are 4 / BLOCK rows. */
 INLINE quad read_taps(const int BLOCK, const uint8_t *const *row, int v) {
   if (BLOCK == 1) return interleave(row[0] + SPAN * v, row[1] + SPAN * v, row[2] + SPAN * v, row[3] + SPAN * v);
   quad q;
@@ -233,7 +233,7 @@ INLINE int position_of(int block, int p, int i) {
   return p * (SPAN / 4) + i;
 }
 
-/* Packed results of blocks -> the order of positions, and back. Those of single bytes are in order. */
+/* Put packed results into the order of positions, and back. Only layers that read blocks of 2 or 4 need this. */
 INLINE octets in_order(int block, octets x) {
 #if SPAN == 64
   const __m512i by_2 = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
@@ -258,7 +258,7 @@ INLINE octets out_of_order(int block, octets x) {
 #endif
 }
 
-/* The same for 2 rows of single bytes; the other 2 bytes of each group are 0. */
+/* Read only two taps, from 2 rows of single bytes. The other 2 bytes of each group of 4 are 0. */
 INLINE quad read_two_taps(const uint8_t *const *row, int v) {
   const octets a = load_octets(row[0] + SPAN * v), b = load_octets(row[1] + SPAN * v);
 #if SPAN == 64 && defined(__AVX512VBMI__) /* 4 instructions instead of 6 */

@@ -5,8 +5,8 @@
    edges. So every tap of every convolution, whatever its kernel, stride and dilation, is an aligned load at a constant offset,
    and no arithmetic crosses lanes.
 
-   Work. A program is a list of steps; each step calls the C function of one operation (ops/). Python compiles them
-   together with this file (build.py).
+   Work. A program is a list of steps; each step calls the C function of one operation (ops/). build.py compiles
+   these files into one library.
 
    Order. Threads share whole output channels or whole images: every number is computed by the same operations in the same
    order, whatever the number of threads. */

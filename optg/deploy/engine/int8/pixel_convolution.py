@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optg.deploy.engine.int8.base import Call, Places
-from optg.deploy.engine.int8.blocks import block_size, expected_cycles
+from optg.deploy.engine.int8.blocks import expected_cycles, possible_sizes
 from optg.deploy.engine.int8.picks import FILTERS, block_weights, make_picks, schedule
 from optg.deploy.engine.int8.pixels import Pixels, output_pixels, pixels_of
 from optg.deploy.engine.int8.planes import LINE, Planes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_POSITIONS = 8192  # of a layer that may run on pixels
 # Measured cycles on pixels: to load a pick; for each position, of a pick, and of the rest of 16 filters.
 LOAD_CYCLES, PICK_CYCLES, GROUP_CYCLES = 3.0, 1.1, 9.0
-WORTH = 0.85  # pixels have to reduce the time to this: values may have to be copied (0.75 and 0.95 were slower on Zen 4)
+WORTH = 0.85  # pixels have to reduce the time to this: values may have to be copied
 
 FILTERS_STRUCT = np.dtype([("picks", np.uint64), ("blocks", np.uint64), ("count", np.int64)])
 
@@ -40,7 +40,7 @@ def prefers_pixels(op: "Convolution", places: Places) -> bool:
         return False
     picks = schedule(block_weights(op.weight)).picks
     per_position = PICK_CYCLES * int(picks.sum()) + GROUP_CYCLES * len(picks)
-    on_planes = expected_cycles(op, places, block_size(op, places))
+    on_planes = min(expected_cycles(op, places, size) for size in possible_sizes(op))
     return LOAD_CYCLES * int(picks.sum()) + positions * per_position < WORTH * on_planes
 
 
