@@ -1,9 +1,11 @@
 """Measure whether a shrunk model is as fast as its FLOPs promise: throughput of ResNet-50 without 70 % of its channels.
 
-    python benchmarks/shrunk.py [--model resnet50] [--sparsity 0.7] [--batch 256] [--size 224]
+    python benchmarks/shrunk.py [--model resnet50] [--sparsity 0.7] [--batch 256] [--size 224] [--multiples 1 8 16 32]
 
-The channels are chosen by magnitude, without training. Both models run in inference mode, on a GPU compiled in bfloat16 and
-channels_last, on a CPU as they are, and take turns. `share` is the measured speed-up divided by the ratio of FLOPs.
+The channels are chosen by magnitude, without training. The dense model and one shrunk model for each multiple run in inference
+mode, on a GPU compiled in bfloat16 and channels_last, on a CPU as they are, and take turns. `share` is the measured speed-up
+divided by the ratio of FLOPs. Traffic is not measured: it is the size of the inputs and outputs of all convolutions and linear
+layers, read and written once. Where memory is the limit, its ratio is all the speed-up that there can be.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 import optg
 from optg import models
@@ -29,10 +32,22 @@ def without_channels(model: nn.Module, sparsity: float, example: Tensor) -> nn.M
     return model.eval()
 
 
+def activations(model: nn.Module, example: Tensor) -> int:
+    """Return how many numbers the convolutions and linear layers read as inputs and write as outputs."""
+    sizes: list[int] = []
+    layers = [module for module in model.modules() if isinstance(module, (_ConvNd, nn.Linear))]
+    hooks = [layer.register_forward_hook(lambda _, args, out: sizes.append(args[0].numel() + out.numel())) for layer in layers]
+    with torch.inference_mode():
+        model(example)
+    for hook in hooks:
+        hook.remove()
+    return sum(sizes)
+
+
 def prepare(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
     if not images.is_cuda:
         return lambda: model(images)
-    fast = torch.compile(copy.deepcopy(model).to(images.device, images.dtype, memory_format=torch.channels_last))
+    fast = torch.compile(copy.deepcopy(model).to(images.device, images.dtype, memory_format=torch.channels_last), dynamic=False)
     return lambda: fast(images)
 
 
@@ -58,6 +73,7 @@ def main() -> None:
     parser.add_argument("--sparsity", type=float, default=0.7)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--multiples", type=int, nargs="+", default=[1, 8, 16, 32], help="of channels in shrunk layers")
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
@@ -67,21 +83,26 @@ def main() -> None:
     torch.manual_seed(0)
     example = torch.randn(1, 3, given.size, given.size)
     dense = without_channels(models.build(given.model, 1000), given.sparsity, example)
-    small = optg.shrink(dense, example)
-    promised = count(dense, example).dense_flops / count(small, example).dense_flops
+    shrunk = {f"multiples of {multiple}": optg.shrink(dense, example, multiple=multiple) for multiple in given.multiples}
+    candidates = {"dense": dense, **shrunk}
     images = torch.randn(given.batch, 3, given.size, given.size).to(device, memory_format=torch.channels_last)
     images = images.bfloat16() if device.type == "cuda" else images
-    calls = [prepare(model, images) for model in (dense, small)]
-    times: list[list[float]] = [[], []]
+    calls = {name: prepare(model, images) for name, model in candidates.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(given.rounds + 1):  # the first turn compiles
-        for call, found in zip(calls, times):
+        for name, call in calls.items():
             measured = seconds(call, given.calls if turn else 3, device)
-            found += [measured / given.calls] if turn else []
-    before, after = map(statistics.median, times)
-    for name, median in (("dense", before), ("shrunk", after)):
-        print(f"{name}: {1e3 * median:.2f} ms, {given.batch / median:,.0f} images/s")
-    share = before / after / promised
-    print(f"FLOPs: 1/{promised:.2f}; speed-up {before / after:.2f}, share {share:.0%} of what the FLOPs promise")
+            times[name] += [measured / given.calls] if turn else []
+    flops = {name: count(model, example).dense_flops for name, model in candidates.items()}
+    moved = {name: activations(model, example) * given.batch * images.element_size() for name, model in candidates.items()}
+    before = statistics.median(times["dense"])
+    print(f"{'model':15} {'ms':>9} {'images/s':>9} {'speed-up':>9} {'FLOPs':>8} {'share':>6}  traffic")
+    for name, found in times.items():
+        median, promised = statistics.median(found), flops["dense"] / flops[name]
+        print(
+            f"{name:15} {1e3 * median:9.2f} {given.batch / median:9,.0f} {before / median:9.2f} {f'1/{promised:.2f}':>8} "
+            f"{before / median / promised:6.0%}  {moved[name] / 1e9:.3f} GB, 1/{moved['dense'] / moved[name]:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -99,8 +99,62 @@ def test_random_networks(data: st.DataObject) -> None:
         if group.removable:
             zero(model, group, data.draw(st.lists(st.integers(0, group.size - 1), unique=True, max_size=group.size - 1)))
     with warnings.catch_warnings(action="ignore"):
-        small = optg.shrink(model, IMAGE)
+        small = optg.shrink(model, IMAGE, multiple=data.draw(st.integers(1, 4), "multiple"))
     assert difference(model, small, IMAGE) < 1e-5
+
+
+# ---- multiples
+
+
+@pytest.mark.parametrize("multiple", [4, 8])
+@pytest.mark.parametrize("name", ["resnet18", "vgg19", "unet"])
+def test_channels_stay_in_multiples(name: str, multiple: int) -> None:
+    model = fill(UNet() if name == "unet" else models.build(name, 10))
+    example = torch.zeros(1, 3, 32, 32)
+    groups = [group for group in coupled_channels(model, example) if group.removable]
+    for group in groups:
+        zero(model, group, list(range(0, group.size, 2))[:-1])  # one more than half stays
+    small = optg.shrink(model, example, multiple=multiple)
+    assert difference(model, small, example) < 1e-5
+    names = {module: name for name, module in model.named_modules()}
+    layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear))]
+    for layer in layers:
+        for dense, left in zip(layer.weight.shape[:2], small.get_submodule(names[layer]).weight.shape[:2]):
+            assert left == dense or (left % multiple == 0 and dense / 2 < left <= dense / 2 + 2 * multiple)
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+def test_the_first_zero_channels_stay() -> None:
+    model = fill(nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 2)))
+    with torch.no_grad():
+        for zeros in (model[0].weight, model[0].bias):
+            zeros[[1, 2, 4, 6, 7, 9]] = 0
+    for multiple, kept in [(1, [0, 3, 5, 8]), (3, [0, 1, 2, 3, 5, 8]), (4, [0, 3, 5, 8]), (7, [0, 1, 2, 3, 4, 5, 8])]:
+        small = optg.shrink(model, torch.zeros(1, 3), multiple=multiple)
+        assert torch.equal(small[0].weight, model[0].weight[kept]) and torch.equal(small[2].weight, model[2].weight[:, kept])
+
+
+def test_units_of_several_channels_count_as_such() -> None:
+    """Each unit owns 4 channels of the group norm, so 2 units are a multiple of 8."""
+    model = fill(nn.Sequential(conv(3, 32), nn.GroupNorm(8, 32), nn.ReLU(), conv(32, 2)))
+    (group,) = (group for group in coupled_channels(model, IMAGE) if group.removable)
+    zero(model, group, [0, 2, 3, 5, 7])
+    small = optg.shrink(model, IMAGE, multiple=8)
+    assert (small[0].out_channels, small[1].num_groups, small[3].in_channels) == (16, 4, 16)
+    assert difference(model, small, IMAGE) < 1e-5
+
+
+def test_a_multiple_larger_than_the_layers_keeps_the_model() -> None:
+    model = fill(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    with torch.no_grad():
+        model[0].weight[:4] = model[0].bias[:4] = 0
+    with pytest.warns(UserWarning, match="or too few are for multiples of 16: the model keeps its size"):
+        assert optg.shrink(model, torch.zeros(1, 3), multiple=16)[0].out_features == 8
+
+
+def test_a_multiple_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="multiple is 0; expected at least 1"):
+        optg.shrink(mlp(), torch.zeros(1, 1, 8, 8), multiple=0)
 
 
 # ---- what is removed
@@ -127,10 +181,12 @@ def test_one_unit_of_a_dead_group_stays() -> None:
     model = fill(mlp())
     with torch.no_grad():
         model[1].weight.zero_()
-    with pytest.warns(UserWarning, match=r"all channels of 1\.weight are 0; one of each stays"):
+    with pytest.warns(UserWarning, match=r"all channels of 1\.weight are 0; at least one of each stays"):
         small = optg.shrink(model, torch.zeros(1, 1, 8, 8))
     assert small[1].out_features == small[3].in_features == 1
     assert difference(model, small, torch.zeros(1, 1, 8, 8)) == 0
+    with pytest.warns(UserWarning, match=r"at least one of each stays"):
+        assert optg.shrink(model, torch.zeros(1, 1, 8, 8), multiple=5)[1].out_features == 5
 
 
 def test_a_model_without_zero_channels_keeps_its_size() -> None:

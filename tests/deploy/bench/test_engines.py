@@ -16,6 +16,10 @@ GPU_ENGINES = ["gpu bf16", "gpu bf16 2:4", "gpu bf16 shrunk"]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
+def wide() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 24, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 36, 10)).eval()
+
+
 def inputs(model: nn.Module) -> EngineInputs:
     return EngineInputs(model.eval(), torch.randn(4, 1, 8, 8), 1, None)  # type: ignore[arg-type]
 
@@ -34,9 +38,11 @@ def test_engines_of_a_gpu_are_offered_only_where_there_is_one(has_gpu: bool, mon
 
 def test_the_shrunk_engine_runs_the_smaller_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "on_gpu", lambda model, example: lambda images: model(images))
-    model = convnet().eval()
-    with pytest.raises(ValueError, match="no channel is 0"), pytest.warns(UserWarning, match="the model keeps its size"):
-        engines.prepare_gpu_shrunk(inputs(model))
+    narrow, model = convnet().eval(), wide()
+    zero_half(narrow, coupled_channels(narrow, torch.randn(1, 1, 8, 8)))
+    for unchanged in (narrow, model):
+        with pytest.raises(ValueError, match="no channel is 0"), pytest.warns(UserWarning, match="the model keeps its size"):
+            engines.prepare_gpu_shrunk(inputs(unchanged))
     zero_half(model, coupled_channels(model, torch.randn(1, 1, 8, 8)))
     calls: list[nn.Module] = []
 
@@ -48,7 +54,7 @@ def test_the_shrunk_engine_runs_the_smaller_model(monkeypatch: pytest.MonkeyPatc
     given = inputs(copy.deepcopy(model))
     network = engines.prepare_gpu_shrunk(given)
     torch.testing.assert_close(network(given.example), model(given.example))
-    assert [small[0].out_channels for small in calls] == [4]
+    assert [small[0].out_channels for small in calls] == [16]  # 12 are not 0
 
 
 def test_the_two_four_engine_says_why_no_layer_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +66,7 @@ def test_the_two_four_engine_says_why_no_layer_is_converted(monkeypatch: pytest.
 
 @needs_cuda
 def test_dense_and_shrunk_models_run_on_the_gpu() -> None:
-    model = convnet().eval()
+    model = wide()
     zero_half(model, coupled_channels(model, torch.randn(1, 1, 8, 8)))
     given = inputs(model)
     with torch.no_grad():
