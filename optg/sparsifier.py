@@ -104,11 +104,10 @@ def sparsify(
     refuse_sparsity(target)
     refuse_parameters(assigned.parameters, joint)
     weights = SparseWeights(assigned.parameters, joint, float(target), assigned.axes, model, assigned)
+    if floor and not chosen.needs_target:
+        raise ValueError(f"{name} keeps the zeros that the model has; leave out `floor`")
+    weights.mask_set.set_floor(Floor(floor, floor_by) if floor else None, weights.target)
     weights.mask_set.refuse_target(weights.target)
-    if floor:
-        if not chosen.needs_target:
-            raise ValueError(f"{name} keeps the zeros that the model has; leave out `floor`")
-        weights.mask_set.set_floor(Floor(floor, floor_by), weights.target)
     endless = not chosen.needs_target and (epochs, steps_per_epoch, steps) == (None, None, None)
     clock = Clock(1, ENDLESS) if endless else Clock.of(epochs, steps_per_epoch, steps)
     if clock.epochs < chosen.least_epochs:

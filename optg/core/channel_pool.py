@@ -1,9 +1,17 @@
 """The structure `channel`: whole output channels or neurons, with all weights, biases and norms that are coupled to them.
 
-A unit is a channel of a coupled group (`optg.core.channels`). Its score is the mean score of its weights. Biases and norms do
-not count in it, but they are removed with the unit, so that the model can be shrunk afterwards.
+A unit is a channel of a coupled group (`optg.core.channels`). Its score is the sum of its weights' positive scores, relative to
+the average channel of its group. Biases and norms do not count in it, but they are removed with the unit, so that the model can
+be shrunk afterwards.
+
+- Only positive scores count, because signed ones cancel. Batch norm ignores the scale of a filter, so g·w sums to 0 over it,
+  and so does a score that accumulates g·w.
+- Without the comparison within the group, a global cut would take nearly all channels of some layers: the channels of one layer
+  have similar magnitudes, those of different layers do not.
+- For the same reason every group keeps a share of its channels.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +25,8 @@ from optg.core.layer_kinds import Axes
 from optg.core.pools import Pool
 from optg.core.structures import STRUCTURES, Unstructured
 
-ONE_UNIT = Floor(1e-12)  # every group keeps a channel: without one the network would be cut in two
+LEAST_SHARE = 0.25  # without a floor of the user's, every group keeps this part of the share that stays in the whole network
+ONE_UNIT = 1e-12  # a share so small that it is rounded up to one channel
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,27 +96,30 @@ class ChannelPool(Pool):
         self.unit_names = [group[0][1].name for group in self.groups]
         self.unit_axes = [Axes()] * len(self.groups)
         self.unit_shapes = [torch.Size([len(group[0][1].index)]) for group in self.groups]
-        self.floor, self.most = ONE_UNIT, [shape.numel() - 1 for shape in self.unit_shapes]
         self.shards = None  # every rank has all units
+        self.set_floor(None, 1.0)
 
-    def set_floor(self, floor: Floor, target: float) -> None:
-        floor.refuse(self.unit_names, self.unit_shapes, self.unit_axes, target, None)
-        self.floor = floor
+    def set_floor(self, floor: Floor | None, target: float) -> None:
+        if floor:
+            floor.refuse(self.unit_names, self.unit_shapes, self.unit_axes, target, None)
+        self.floor = floor = floor or Floor(max(LEAST_SHARE * (1 - target), ONE_UNIT))
         self.most = [shape.numel() - floor.kept(shape, axes) for shape, axes in zip(self.unit_shapes, self.unit_axes)]
 
     def unit_scores(self, scores: Sequence[Tensor]) -> list[Tensor]:
-        """Return the mean score of each channel's weights."""
-        whole = self.join(scores)
+        """Return the sum of each channel's positive scores, relative to the average channel of its group."""
+        whole = [score.clamp(min=0) for score in self.join(scores)]
         ranked = [[(layer, s) for layer, s in group if s.ranked] for group in self.groups]
-        sizes = [sum(whole[i].numel() // whole[i].shape[s.dim] * s.index.shape[1] for i, s in group) for group in ranked]
+        sizes = [sum(whole[i].numel() // whole[i].shape[s.dim] * s.index.numel() for i, s in group) for group in ranked]
         used = sorted({i for group in ranked for i, _ in group})
         fixed = FixedPoint([whole[i] for i in used], max(sizes), self.pieces)
         encoded, nan = {i: fixed.encode(whole[i]) for i in used}, dict(zip(used, fixed.nan))
         units = []
-        for group, size in zip(ranked, sizes):
-            sums = [channel_sums(encoded[i], s.dim)[s.on(encoded[i].device)].sum(1) for i, s in group]
-            odd = torch.stack([nan[i].to(sums[0].device) for i, _ in group]).any()
-            units.append(fixed.means(torch.stack([part.to(sums[0].device) for part in sums]).sum(0), size, odd))
+        for group in ranked:
+            parts = [channel_sums(encoded[i], s.dim)[s.on(encoded[i].device)].sum(1) for i, s in group]
+            sums = torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
+            average = (sums.sum().double() / len(sums)).clamp(min=torch.finfo(torch.float64).tiny)
+            odd = torch.stack([nan[i].to(sums.device) for i, _ in group]).any()
+            units.append((sums.double() / average).masked_fill_(odd, math.nan))
         return units
 
     def sample(self, masks: Sequence[Tensor]) -> list[Tensor]:

@@ -46,8 +46,11 @@ class Masks:
         self.floor: Floor | None = None
         self.nan_watch = NanWatch()
 
-    def set_floor(self, floor: Floor, target: float) -> None:
-        """Protect the largest scores of every group from now on. Raise if that is impossible."""
+    def set_floor(self, floor: Floor | None, target: float) -> None:
+        """Protect the largest scores of every group from now on. Raise if that is impossible.
+
+        Without a floor, only groups of channels keep a share.
+        """
         self.floor = floor
         for pool in self.pools:
             pool.set_floor(floor, target)
@@ -59,7 +62,7 @@ class Masks:
             if isinstance(wanted, int) and wanted > most:
                 raise ValueError(
                     f"sparsity {target} removes {wanted:,} units of structure '{pool.structure}', but at most {most:,} can go: "
-                    "each group of channels keeps one. Use a lower sparsity"
+                    "each group of channels keeps some. Use a lower sparsity"
                 )
 
     def zeros(self, sparsity: float, target: float, budget: str, values: Sequence[Tensor]) -> list[Zeros]:

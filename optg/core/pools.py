@@ -50,12 +50,12 @@ class Pool:
             whole = (piece and not joined for piece, joined in zip(self.pieces.pieces, self.joined))
             self.shards = Shards(self.pieces.group, tuple(whole))
 
-    def set_floor(self, floor: Floor, target: float) -> None:
+    def set_floor(self, floor: Floor | None, target: float) -> None:
         """Protect the largest scores of every group of units from now on. Raise if that is impossible.
 
         N:M needs no floor: if the floor leaves room for the target, every group keeps more than that anyway.
         """
-        if self.most != [shape.numel() for shape in self.unit_shapes]:
+        if not floor or self.most != [shape.numel() for shape in self.unit_shapes]:
             return
         floor.refuse(self.unit_names, self.unit_shapes, self.unit_axes, target, self.shards)
         self.floor = floor
