@@ -102,6 +102,7 @@ def load_experiment(name: str, selection: Selection | None = None) -> Experiment
         for dataset in datasets
         for row in rows
         if column is columns[0] or not is_dense(row)  # the dense model has one cell for all columns
+        if column["label"] in row.get("columns", [column["label"]])
         for cell in build_cell(declared, dataset, row, column, selection)
     ]
     if not cells:

@@ -3,7 +3,15 @@
 import pytest
 
 from optg.core.clock import Clock
-from optg.experiments.declaration import Selection, experiment_datasets, experiment_names, load_experiment
+from optg.experiments.declaration import (
+    Selection,
+    declarations,
+    declared_columns,
+    declared_rows,
+    experiment_datasets,
+    experiment_names,
+    load_experiment,
+)
 from optg.training.recipe import build_method
 
 
@@ -13,6 +21,16 @@ def test_every_experiment_has_cells_with_runs_on_every_dataset():
             experiment = load_experiment(name, Selection(on=(dataset,), optional_columns=True))
             assert experiment.cells and all(cell.runs for cell in experiment.cells), name
             assert len({run.name for run in experiment.runs}) == len(experiment.runs), name
+
+
+def test_a_row_can_be_limited_to_some_columns():
+    cells = [(cell.row, cell.column) for cell in load_experiment("structures").cells]
+    assert [column for row, column in cells if row == "sr-ste"] == ["2:4"]
+    assert len([column for row, column in cells if row == "gmp"]) == 8
+    for name in experiment_names():
+        declared = declarations()[name]
+        labels = {column["label"] for column in declared_columns(declared)}
+        assert all(labels.issuperset(row.get("columns", ())) for row in declared_rows(declared)), name
 
 
 def test_table_1_starts_with_95_percent_on_both_datasets():
