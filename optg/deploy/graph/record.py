@@ -87,8 +87,10 @@ def record_plain(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, T
 
 
 def is_usual(node: fx.Node) -> bool:
-    """Return whether a packed file may use the operation, or needs none."""
-    return node.target is operator.getitem or is_permitted(str(node.target)) or is_identity(node) or is_plain_clone(node)
+    """Return whether a packed file may use the operation, or needs none, or whether the PT2E flow wrote it."""
+    name = str(node.target)
+    permitted = is_permitted(name) or name.startswith("quantized_decomposed.")
+    return permitted or node.target is operator.getitem or is_identity(node) or is_plain_clone(node)
 
 
 class Recorder(TorchDispatchMode):

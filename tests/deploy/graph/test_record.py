@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+import optg
 from optg.core.preserve import evaluating
 from optg.deploy.graph import Graph, Node, Ref, run_graph
 from optg.deploy.graph import record as record_module
@@ -77,6 +78,11 @@ class Model(nn.Module):
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "vit_ti-cifar"])
 def test_networks_of_ours(name: str) -> None:
     assert_same_graph(sparse(name), torch.zeros(1, *SHAPES[name]))
+
+
+def test_a_quantized_network() -> None:
+    model, images = sparse("resnet20"), torch.randn(2, *SHAPES["resnet20"])
+    assert_same_graph(optg.quantize(model, [images]), images)
 
 
 IN_CI_TOO = [name for name in IN_CI if not name.startswith("vit")]

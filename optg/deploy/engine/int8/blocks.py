@@ -36,13 +36,21 @@ def in_blocks(weight: np.ndarray, size: int) -> np.ndarray:
     return padded.reshape(filters, -1, size, padded.shape[2]).transpose(0, 1, 3, 2).reshape(filters, -1, size)
 
 
+def groups_of_blocks(weight: np.ndarray, size: int) -> int:
+    """Return the number of groups that the blocks with weights other than 0 need: a group has four weights of one filter."""
+    nonzero = weight.reshape(*weight.shape[:2], -1) != 0
+    used = nonzero[:, ::size].copy()
+    for i in range(1, size):
+        part = nonzero[:, i::size]
+        used[:, : part.shape[1]] |= part
+    return int((-(-used.sum(axis=(1, 2)) // (GROUP // size))).sum())
+
+
 def expected_cycles(op: "Convolution", places: Places, size: int) -> float:
     """Return the expected cycles of a convolution on planes, if it reads blocks of this size."""
     _, height, width = places.shapes[op.output]
     vectors = -(-places.images * (height + (height > 1)) * (width + (width > 1)) // LINE)
-    used = in_blocks(op.weight, size).any(axis=2)
-    groups = int((-(-used.sum(axis=1) // (GROUP // size))).sum())
-    work = GROUP_CYCLES[size][op.window.kernel != (1, 1)] * groups
+    work = GROUP_CYCLES[size][op.window.kernel != (1, 1)] * op.groups_by_block[size]
     if size == 1:
         if op.groups == 1 and op.nonzero > DENSE * op.weight.size:
             work = min(work, SHARED_CYCLES * op.weight.size / GROUP)
@@ -59,7 +67,7 @@ def block_size(op: "Convolution", places: Places) -> int:
 
 def possible_sizes(op: "Convolution") -> list[int]:
     """Return the sizes of blocks that do not reach into the next group of channels."""
-    return [size for size in SIZES if op.groups == 1 or op.weight.shape[1] % size == 0]
+    return list(op.groups_by_block)
 
 
 def interleave_call(source: Planes, output: Planes, phases: int) -> Call:

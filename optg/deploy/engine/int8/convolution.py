@@ -10,7 +10,7 @@ import numpy as np
 
 from optg.deploy.engine.build import Int8Kernel, Library
 from optg.deploy.engine.int8.base import LARGEST_SUM, Call, Int8Op, Places, Quantization
-from optg.deploy.engine.int8.blocks import DENSE, block_size, in_blocks, interleave_call
+from optg.deploy.engine.int8.blocks import DENSE, SIZES, block_size, groups_of_blocks, in_blocks, interleave_call
 from optg.deploy.engine.int8.copy import split_call
 from optg.deploy.engine.int8.pixel_convolution import lay_out_pixels, prefers_pixels
 from optg.deploy.engine.int8.planes import Planes
@@ -64,9 +64,17 @@ class Convolution(Int8Op):
     def can_add(self) -> bool:
         return len(self.inputs) == 1
 
-    @property
-    def weight_sums(self) -> np.ndarray:
-        return self.weight.sum(axis=(1, 2, 3), dtype=np.int64)
+    @cached_property
+    def groups_by_block(self) -> dict[int, int]:
+        """The number of groups of four weights, by the size of blocks. No block reaches into the next group of channels."""
+        sizes = [size for size in SIZES if self.groups == 1 or self.weight.shape[1] % size == 0]
+        return {size: groups_of_blocks(self.weight, size) for size in sizes}
+
+    @cached_property
+    def weight_sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sums of each filter's negative weights, and of its positive ones."""
+        rows = self.weight.reshape(len(self.weight), -1)
+        return np.minimum(rows, 0).sum(axis=1, dtype=np.int64), np.maximum(rows, 0).sum(axis=1, dtype=np.int64)
 
     @cached_property
     def rescaling(self) -> Rescaling:
@@ -76,8 +84,8 @@ class Convolution(Int8Op):
     def close(self, output: str, result: Quantization | None) -> None:
         """Exclude overflow, whatever the inputs are."""
         super().close(output, result)
-        start = np.abs(self.quantized[0].zero_point * self.weight_sums)
-        largest = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3)) + start
+        negative, positive = self.weight_sums
+        largest = 255 * (positive - negative) + np.abs(self.quantized[0].zero_point * (positive + negative))
         if largest.max(initial=0) > LARGEST_SUM:
             raise Unsupported("a sum of its products may exceed 32 bits")
         scale, residual, offset = exact_scales(self)
@@ -179,7 +187,7 @@ class Convolution(Int8Op):
     def struct(self, output: Planes, shift: int) -> tuple[Structure, list[np.ndarray]]:
         low, high = self.bounds if self.result else (0, 255)
         how = self.rescaling
-        start = how.start + shift * self.weight_sums  # some kernels subtract the shift from each input
+        start = how.start + shift * sum(self.weight_sums)  # some kernels subtract the shift from each input
         arrays = [start.astype(np.int32), how.scale, how.offset]
         own = ConvolutionStruct(
             positions=output.positions, plane=output.plane, lead=output.lead, real=self.result is None,

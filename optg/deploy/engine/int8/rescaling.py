@@ -36,19 +36,17 @@ def exact_scales(op: "Convolution") -> tuple[np.ndarray, float, np.ndarray]:
 def rescaling(op: "Convolution") -> Rescaling:
     """Return the constants: those of a narrow layer if it is one, because rescaling it takes fewer instructions."""
     scale, residual, real_offset = exact_scales(op)
-    start = -op.quantized[0].zero_point * op.weight_sums
+    negative, positive = op.weight_sums
+    start = -op.quantized[0].zero_point * (negative + positive)
     wide = Rescaling(start, scale.astype(np.float32), real_offset.astype(np.float32), np.float32(residual), narrow=False)
     if op.result is None:
         return wide
-    weight = op.weight.astype(np.int64).reshape(len(op.weight), -1)
-    tiny = (scale < LEAST_SCALE) & (255 * LEAST_SCALE * np.abs(weight).sum(axis=1) <= NEGLIGIBLE)
+    tiny = (scale < LEAST_SCALE) & (255 * LEAST_SCALE * (positive - negative) <= NEGLIGIBLE)
     scale = np.where(tiny, LEAST_SCALE, scale)  # filters without weights, for example
     exact = real_offset - MAGIC * scale + (0 if len(op.inputs) > 1 else MAGIC)
     offset, more = split_offset(exact, scale)
     start = start + more
-    low = start + 255 * np.minimum(weight, 0).sum(axis=1)
-    high = start + 255 * np.maximum(weight, 0).sum(axis=1)
-    largest = np.maximum(np.abs(low), np.abs(high))
+    largest = np.maximum(np.abs(start + 255 * negative), np.abs(start + 255 * positive))
     results = largest * scale + np.abs(real_offset) + 255 * (1 + residual)
     fits = (largest < MOST_NARROW) & (results < MOST_WORD) & (scale <= MOST_SCALE)
     if not fits.all():
