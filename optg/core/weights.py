@@ -41,7 +41,7 @@ class SparseWeights(ParameterLists):
         self.passes = choose(self.values)
         single = [Unstructured()] * len(self.names)
         self.assignment = assignment or Assignment(parameters, self.axes, single)
-        pools = make_pools(self.assignment.structures, self.names, self.shapes, self.axes, self.shards)
+        pools = make_pools(self.assignment.structures, self.names, self.shapes, self.axes, self.shards, self.passes)
         self.mask_set = Masks(self.values, pools, self.shards, self.passes)
         self.ranked = [layer for layer, name in enumerate(self.names) if name not in self.assignment.followers]
         self.size = sum(self.shapes[layer].numel() for layer in self.ranked)

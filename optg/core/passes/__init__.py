@@ -26,3 +26,8 @@ def choose(tensors: Iterable[Tensor]) -> Any:
     except ImportError:  # Triton is not installed
         return reference
     return backend.Passes() if hasattr(backend, "Passes") else backend
+
+
+def of_units(passes: Any) -> Any:
+    """Return the passes of structures: those of a backend, or of `units` if it has none."""
+    return passes if hasattr(passes, "protect") else import_module("optg.core.passes.units")
