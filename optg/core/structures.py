@@ -30,6 +30,7 @@ class Unstructured:
     allows_erk = True  # otherwise an `erk` budget becomes uniform, with a note in the summary
     pattern = "unstructured"
     example = "unstructured"
+    protects: tuple[int, int] | None = None  # N and M, if cuts protect the N largest of M neighbours
     pool_type: Any  # the class of its pools; `optg.core.pools` sets it
 
     def __init__(self, *numbers: str) -> None:
@@ -55,6 +56,10 @@ class Unstructured:
     def unit_shape(self, shape: Shape, axes: Axes) -> Shape:
         """Return the shape of a layer's units: as many dimensions as the weight has, so that `axes` hold for it too."""
         return shape
+
+    def grid(self, shape: Shape, axes: Axes) -> tuple[list[int], list[int], list[int]] | None:
+        """Return what tells kernels where units are, see `Blocks.grid`; None if they are no blocks: then no kernel is used."""
+        return None
 
     def most_zeros(self, shape: Shape, axes: Axes) -> int:
         """Return how many units of a layer may be removed at most."""
@@ -111,7 +116,7 @@ class NM(Unstructured):
 
     def __init__(self, *numbers: str) -> None:
         super().__init__(*numbers)
-        self.n, self.m = self.numbers
+        self.n, self.m = self.protects = self.numbers[0], self.numbers[1]
         if not 0 < self.n < self.m <= 64:
             raise ValueError(f"structure is '{self.n}:{self.m}'; expected N:M with 0 < N < M ≤ 64, such as '2:4'")
 
