@@ -113,8 +113,8 @@ class Pool:
 
     def ratios(self, latent: Sequence[Tensor], masks: Sequence[Tensor], thresholds: Sequence[Tensor]) -> list[Tensor]:
         """Return threshold / magnitude for each weight: 1 or more where a soft threshold leaves nothing."""
-        layers = zip(self.join(latent), self.join(masks), thresholds, self.axes)
-        return self.split([self.structure.ratio(*layer) for layer in layers])
+        found = self.passes.ratios(self.structure, self.join(latent), self.join(masks), thresholds, self.axes)
+        return self.split(found)
 
     def layer_values(self, values: Tensor) -> Tensor:
         """Return one value per layer, given one per tensor of units, or a single one."""

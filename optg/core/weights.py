@@ -91,7 +91,7 @@ class SparseWeights(ParameterLists):
         effective, threshold = self.effective, self.soft_threshold()
         if threshold and not self.unstructured:
             self.measure_ratios(self.latent, threshold.thresholds)
-            threshold = None
+            threshold = threshold._replace(ratios=self.stepping(self._ratios))
         if threshold and threshold.rescale and any(axes.neurons != [0] for axes in self.axes):
             threshold = None  # kernels rescale rows
         if (active := self.active) is not None:

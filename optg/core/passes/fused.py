@@ -88,7 +88,8 @@ class Passes(UnitPasses):
         effective: Callable[[int, Tensor], Tensor],
         threshold: SoftThreshold | None,
     ) -> None:
-        table = self.find_table([values, latent], values, masks, latent) if threshold else None
+        ratios = [threshold.ratios] if threshold and threshold.ratios else []
+        table = self.find_table([values, latent, *ratios], values, masks, latent, *ratios) if threshold else None
         rows_first = not (threshold and threshold.rescale) or all(v.stride(0) == v[0].numel() for v in values)
         if threshold is None or threshold.scales is not None or table is None or not rows_first:
             return reference.soften(values, masks, latent, effective, threshold)
@@ -99,7 +100,8 @@ class Passes(UnitPasses):
             rows, sizes = filters(shapes, thresholds.device), first_filters(shapes, thresholds.device)
             factors = torch.empty(rows.shape[1], dtype=torch.float32, device=thresholds.device)
             launch(kernels.filter_factors, Table(rows, table.addresses, 1), factors, TYPE=dtype)
-        launch(kernels.soften, table, thresholds, threshold.power, factors, sizes, TYPE=dtype, RESCALES=threshold.rescale)
+        constants = {"TYPE": dtype, "RESCALES": threshold.rescale, "RATIOS": bool(ratios)}
+        launch(kernels.soften, table, thresholds, threshold.power, factors, sizes, **constants)
 
     def accumulate(
         self,

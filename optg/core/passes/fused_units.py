@@ -13,7 +13,7 @@ from optg.core.fixed_point import FixedPoint
 from optg.core.layer_kinds import Axes
 from optg.core.passes import unit_kernels, units
 from optg.core.passes.launch import TYPES, launch
-from optg.core.passes.tables import Tables, blocks_of, lines_along
+from optg.core.passes.tables import Table, Tables, blocks_of, lines_along
 
 STEP = 1 << 9  # units that a program works on at once: they need many registers
 Layers = Sequence[Tensor]
@@ -78,3 +78,15 @@ class UnitPasses:
         counts = torch.zeros(len(masks), 3, dtype=torch.int64, device=masks[0].device)
         launch(unit_kernels.write_units, table, whole.addresses, blocks.numbers, counts, step=STEP)
         return counts
+
+    def ratios(
+        self, structure: Any, latent: Layers, masks: Layers, thresholds: Sequence[Tensor], axes: Sequence[Axes]
+    ) -> list[Tensor]:
+        dtype, blocks = latent[0].dtype, self.describe(blocks_of, structure, latent, axes)
+        found = [torch.empty_like(value) for value in latent]
+        if blocks is None or dtype not in TYPES or (table := self.unit_tables(latent, masks, found)) is None:
+            return units.ratios(structure, latent, masks, thresholds, axes)
+        given = blocks.numbers, torch.stack(list(thresholds)), torch.finfo(dtype).max
+        constants = {"LARGEST": structure.protects is not None, "TYPE": TYPES[dtype]}
+        launch(unit_kernels.ratios, Table(blocks.programs, table.addresses, 1), *given, step=STEP, **constants)
+        return found

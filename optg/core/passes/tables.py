@@ -167,15 +167,17 @@ def lines_along(structure: Any, weights: Sequence[Tensor], axes: Sequence[Any]) 
 class Blocks(NamedTuple):
     numbers: Tensor  # see `unit_kernels`
     shapes: list[list[int]]  # of the units of each layer
+    programs: Tensor  # blocks of units, as in a table
 
 
 def blocks_of(structure: Any, weights: Sequence[Tensor], axes: Sequence[Any]) -> Blocks | None:
     """Return where units are; None for units that are no blocks in three dimensions."""
-    rows = []
+    rows, grids = [], []
     for weight, axis in zip(weights, axes):
         if (grid := structure.grid(weight.shape, axis)) is None:
             return None
-        full, _, tile = grid
+        full, units, tile = grid
+        grids.append(units)
         dims = joined_dims(full, weight.view(full).stride(), tile)
         if len(dims) > 3:
             return None
@@ -183,7 +185,8 @@ def blocks_of(structure: Any, weights: Sequence[Tensor], axes: Sequence[Any]) ->
         rows.append([*((1, 1, 0, 1) * (3 - len(dims))), *(number for dim in dims for number in dim), size])
     numbers = on_device(rows, weights)
     shapes = [list(structure.unit_shape(weight.shape, axis)) for weight, axis in zip(weights, axes)]
-    return Blocks(numbers, shapes) if numbers is not None else None
+    programs = torch.from_numpy(split(np.array([math.prod(grid) for grid in grids]))).to(weights[0].device)
+    return Blocks(numbers, shapes, programs) if numbers is not None else None
 
 
 def joined_dims(shape: Sequence[int], strides: Sequence[int], tile: Sequence[int]) -> list[tuple[int, int, int, int]]:

@@ -77,7 +77,8 @@ def corner(unit, blocks, tensors, layer):
     """Return the first weight of units along each dimension."""
     rest, third = begin(unit, blocks, tensors, layer, 2)
     rest, second = begin(rest, blocks, tensors, layer, 1)
-    return begin(rest, blocks, tensors, layer, 0)[1], second, third
+    rest, first = begin(rest, blocks, tensors, layer, 0)
+    return first, second, third
 
 
 @triton.jit
@@ -148,3 +149,38 @@ def write_units(
     tl.atomic_add(counts + 3 * layer, zeros.to(tl.int64))
     tl.atomic_add(counts + 3 * layer + 1, removed.to(tl.int64))
     tl.atomic_add(counts + 3 * layer + 2, revived.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["programs", "tensors"])
+def ratios(
+    blocks, addresses, programs, tensors, units, thresholds, most, LARGEST: tl.constexpr, TYPE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """latent, masks, ratios: threshold / magnitude. The magnitude is the mean of the unit; or, for N:M, the threshold is the
+    largest removed magnitude of the group."""
+    layer, start, length = place(blocks, programs, ALIGN)
+    latents = block(addresses, tensors, 0, layer, 0, TYPE, 1)
+    masks = block(addresses, tensors, 1, layer, 0, tl.int8, 1)
+    found = block(addresses, tensors, 2, layer, 0, TYPE, 1)
+    threshold, size = tl.load(thresholds + layer), tl.load(units + 12 * tensors + layer)
+    for i in range(0, length, STEP):
+        at = i + tl.arange(0, STEP)
+        first, second, third = corner((start + at).to(tl.int32), units, tensors, layer)
+        total, count = tl.zeros([STEP], tl.float32), tl.zeros([STEP], tl.float32)
+        for member in range(size):
+            where, inside = member_of(member, first, second, third, at < length, units, tensors, layer)
+            magnitude = tl.abs(tl.load(latents + where, mask=inside, other=0.0).to(tl.float32))
+            if LARGEST:
+                kept = tl.load(masks + where, mask=inside, other=1) != 0
+                total = tl.maximum(total, tl.where(kept, 0.0, magnitude))
+            else:
+                total += magnitude
+            count += inside.to(tl.float32)
+        for member in range(size):
+            where, inside = member_of(member, first, second, third, at < length, units, tensors, layer)
+            if LARGEST:
+                over, under = total, tl.abs(tl.load(latents + where, mask=inside, other=1.0).to(tl.float32))
+            else:
+                over, under = tl.zeros([STEP], tl.float32) + threshold, total / tl.maximum(count, 1.0)
+            ratio = tl.where(over > 0, tl.minimum(tl.div_rn(over, tl.where(over > 0, under, 1.0)), most), 0.0)
+            tl.store(found + where, ratio.to(TYPE), mask=inside)

@@ -63,7 +63,9 @@ def refuse(*args):
 @pytest.fixture
 def fused(monkeypatch):
     """Return fused passes that may not call their reference, and a copy of the reference."""
-    reference = SimpleNamespace(**{name: getattr(units, name) for name in ("protect", "scan", "unit_means", "write_units")})
+    reference = SimpleNamespace(
+        **{name: getattr(units, name) for name in ("protect", "scan", "unit_means", "write_units", "ratios")}
+    )
     for name in vars(reference):
         monkeypatch.setattr(units, name, refuse)
     return Passes(), reference
@@ -126,6 +128,39 @@ def test_masks_of_blocks_are_written_like_in_the_reference(text, layout, fused):
     written = [[mask.clone() for mask in masks] for _ in fused]
     counts = [passes.write_units(structure, new, kept, AXES, expand) for passes, new in zip(fused, written)]
     assert torch.equal(*counts) and all(map(torch.equal, *written))
+
+
+@pytest.mark.parametrize(("dtype", "layout"), KINDS)
+@pytest.mark.parametrize("text", ["2:4", "1x4", "3x5"])
+def test_ratios_equal_those_of_the_reference(text, dtype, layout, fused):
+    structure = parse_structure(text)
+    latent = [value * (value.abs() > 0.1) for value in draw("random", dtype, layout)]
+    masks = [value.abs() > 0.5 for value in latent]
+    thresholds = list(torch.linspace(0, 0.4, len(latent), device=DEVICE))
+    pairs = zip(*(passes.ratios(structure, latent, masks, thresholds, AXES) for passes in fused))
+    for got, expected in pairs:
+        torch.testing.assert_close(
+            got.clamp(max=1), expected.clamp(max=1), rtol=1e-5 if dtype == torch.float32 else 0.02, atol=0
+        )
+
+
+@pytest.mark.parametrize(("method", "text"), [("feather", "2:4"), ("feather", "1x4"), ("st3", "2:4"), ("s-ste", "2:4")])
+def test_soft_thresholds_train_like_with_the_reference(method, text, monkeypatch):
+    found = []
+    for backend in ("reference", "fused"):
+        monkeypatch.setitem(passes.BACKENDS, DEVICE, f"optg.core.passes.{backend}")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(18, 12), nn.ReLU(), nn.Linear(12, 5)).to(DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        sparsifier = optg.sparsify(model, optimizer, method, sparsity=None if ":" in text else 0.5, structure=text, steps=12)
+        for batch in torch.randn(12, 6, 18, generator=torch.Generator().manual_seed(0)).to(DEVICE):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        found.append((sparsifier.sparsity, [p.detach() for p in model.parameters()]))
+    assert found[0][0] == found[1][0] > 0.4
+    for expected, got in zip(found[0][1], found[1][1]):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
