@@ -20,7 +20,7 @@ def protect(
     scores = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
     raised = block(addresses, tensors, 1, layer, start, TYPE, ALIGN)
     stride, line = tl.load(lines + layer), tl.load(lines + tensors + layer)  # between neighbours, and of all inputs
-    for i in range(0, BLOCK, STEP):
+    for i in range(0, length, STEP):
         at = i + tl.arange(0, STEP)
         here = at < length
         score = tl.load(scores + at, mask=here, other=0.0).to(tl.float32)
@@ -44,7 +44,7 @@ def scan(
     layer, start, length = place(blocks, programs, ALIGN)
     values = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
     largest, nan = tl.zeros([STEP], tl.float32), 0
-    for i in range(0, BLOCK, STEP):
+    for i in range(0, length, STEP):
         at = i + tl.arange(0, STEP)
         magnitude = tl.abs(tl.load(values + at, mask=at < length, other=0.0).to(tl.float32))
         nan = tl.maximum(nan, tl.max((magnitude != magnitude).to(tl.int32)))

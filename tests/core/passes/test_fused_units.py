@@ -31,18 +31,17 @@ LAYERS = {  # shapes that no structure divides, and sizes of more than one progr
     "3d convolution": ((3, 9, 2, 3, 2), Axes()),
 }
 AXES = [axes for _, axes in LAYERS.values()]
-BLOCKS = ["1x4", "4x1", "2x2", "3x5", "1x16"]
+BLOCKS = ["1x4", "4x1", "2x2", "3x5"]
 
 
 def draw(kind: str, dtype: torch.dtype, layout: str) -> list[torch.Tensor]:
-    """Return scores of all layers: random, or with many ties, both zeros and infinities."""
+    """Return scores of all layers: random, or with many ties, both zeros and both infinities."""
     made = []
     for i, (shape, _) in enumerate(LAYERS.values()):
         generator = torch.Generator().manual_seed(i)
         score = torch.randn(shape, generator=generator)
-        if kind != "random":
-            score = torch.randint(-2, 3, shape, generator=generator) * torch.tensor([-0.5, 0.5])[i % 2]
         if kind == "infinite":
+            score = torch.randint(-2, 3, shape, generator=generator) * (score.sign() / 2)
             score[torch.rand(shape, generator=generator) < 0.2] = math.inf
             score[torch.rand(shape, generator=generator) < 0.2] = -math.inf
         score = score.to(DEVICE, dtype)
@@ -80,7 +79,7 @@ KINDS = [*((torch.float32, layout) for layout in LAYOUTS), *HALF]
 @pytest.mark.parametrize("text", ["2:4", "1:3", "4:8"])
 def test_nm_protects_what_the_reference_protects(text, dtype, layout, fused):
     ours, reference = fused
-    for kind in ("random", "ties", "infinite"):
+    for kind in ("random", "infinite"):
         scores = draw(kind, dtype, layout)
         pairs = zip(ours.protect(parse_structure(text), scores, AXES), reference.protect(parse_structure(text), scores, AXES))
         for got, expected in pairs:
@@ -102,7 +101,7 @@ def test_nm_keeps_nan(fused):
 def test_blocks_have_the_means_of_the_reference(text, dtype, layout, fused):
     ours, reference = fused
     structure = parse_structure(text)
-    for kind in ("random", "infinite"):
+    for kind in ("random", "infinite") if text == "1x4" else ("infinite",):
         values = draw(kind, dtype, layout)
         values[1][0, 0] = math.nan
         values[2][0, 0] = torch.finfo(dtype).max
@@ -130,8 +129,7 @@ def test_masks_of_blocks_are_written_like_in_the_reference(text, layout, fused):
     assert torch.equal(*counts) and all(map(torch.equal, *written))
 
 
-@pytest.mark.parametrize(("dtype", "layout"), KINDS)
-@pytest.mark.parametrize("text", ["2:4", "1x4", "3x5"])
+@pytest.mark.parametrize(("text", "dtype", "layout"), [*(("2:4", *kind) for kind in KINDS), ("2x2", *KINDS[0])])
 def test_ratios_equal_those_of_the_reference(text, dtype, layout, fused):
     structure = parse_structure(text)
     latent = [value * (value.abs() > 0.1) for value in draw("random", dtype, layout)]
@@ -152,8 +150,8 @@ def test_soft_thresholds_train_like_with_the_reference(method, text, monkeypatch
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(18, 12), nn.ReLU(), nn.Linear(12, 5)).to(DEVICE)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        sparsifier = optg.sparsify(model, optimizer, method, sparsity=None if ":" in text else 0.5, structure=text, steps=12)
-        for batch in torch.randn(12, 6, 18, generator=torch.Generator().manual_seed(0)).to(DEVICE):
+        sparsifier = optg.sparsify(model, optimizer, method, sparsity=None if ":" in text else 0.5, structure=text, steps=8)
+        for batch in torch.randn(8, 6, 18, generator=torch.Generator().manual_seed(0)).to(DEVICE):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
@@ -163,8 +161,14 @@ def test_soft_thresholds_train_like_with_the_reference(method, text, monkeypatch
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("text", ["2:4", "1x4", "4x1", "2x2", "channel"])
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        *((text, torch.float32) for text in ("2:4", "1x4", "4x1", "2x2", "channel")),
+        ("2:4", torch.float64),
+        ("1x4", torch.float64),
+    ],
+)
 def test_a_whole_cut_equals_that_of_the_reference(text, dtype, monkeypatch):
     found = []
     for backend in ("reference", "fused"):
