@@ -3,7 +3,7 @@
 A step makes `restore`, `mask`, `settle`, `soften`, `accumulate`, `sum_signed`, and with HAM or SparseOpt `scale_outputs`,
 `hyperbolic`, `rescale`; a change of the mask makes `select`, `write_masks`, `new_masks`, `keep_above`. `reference` does them
 with torch operations on any device, `fused` with one Triton kernel each. A backend is a module with these functions, or with a
-class `Passes` that has them as methods and is made once per model.
+class `Passes` that has them as methods and is made once per model. `units` and `fused_units` have the passes of structures.
 """
 
 from collections.abc import Iterable

@@ -24,7 +24,7 @@ def protect(
         at = i + tl.arange(0, STEP)
         here = at < length
         score = tl.load(scores + at, mask=here, other=0.0).to(tl.float32)
-        input = ((start % line).to(tl.int32) + at) % line // stride
+        input = (start % line + at).to(tl.int32) % line // stride
         member = input % M
         above = tl.zeros([STEP], tl.int32)
         for k in range(M):
