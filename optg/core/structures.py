@@ -141,7 +141,7 @@ class NM(Unstructured):
         return most if progress >= 1 else super().zeros(total / sum(map(math.prod, shapes)), progress, budget, shapes, most)
 
     def protect(self, units: Tensor, axes: Axes) -> Tensor:
-        if units.device.type == "cpu" and units.dtype in (torch.float32, torch.float64) and self.m <= 16:
+        if units.device.type == "cpu" and units.dtype in (torch.float32, torch.float64) and self.m <= 16:  # it takes M steps
             return raise_top(units, axes.input, self.n, self.m)
         top = self.by_group(lambda groups, dim: top_of(groups, dim, self.n), units, axes)
         boost = top.to(units.dtype).sub_(0.5).mul_(math.inf)  # ±∞; on a CPU this is twice as fast as masked_fill
