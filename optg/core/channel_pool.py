@@ -111,7 +111,7 @@ class ChannelPool(Pool):
         ranked = [[(layer, s) for layer, s in group if s.ranked] for group in self.groups]
         sizes = [sum(whole[i].numel() // whole[i].shape[s.dim] * s.index.numel() for i, s in group) for group in ranked]
         used = sorted({i for group in ranked for i, _ in group})
-        fixed = FixedPoint([whole[i] for i in used], max(sizes), self.pieces)
+        fixed = FixedPoint([whole[i] for i in used], max(sizes), self.pieces, self.passes)
         encoded, nan = {i: fixed.encode(whole[i]) for i in used}, dict(zip(used, fixed.nan))
         units = []
         for group in ranked:

@@ -90,8 +90,7 @@ class Masks:
             if pool.structure.units_are_weights and not any(pool.joined):
                 changes.append(self.passes.write_masks(masks, units, cuts, pool.shards))
             else:
-                new = pool.expand(self.passes.new_masks(units, cuts, pool.shards), masks)
-                changes.append(torch.stack([reference.overwrite(mask, n).to(masks[0].device) for mask, n in zip(masks, new)]))
+                changes.append(pool.write(masks, self.passes.new_masks(units, cuts, pool.shards)))
             thresholds.append(pool.layer_values(cuts.values))
         self.record(self.in_order(changes))
         return self.in_order(thresholds)

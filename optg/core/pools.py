@@ -1,6 +1,7 @@
 """Pools: the layers that share a structure, and are ranked together."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from optg.core.fixed_point import FixedPoint
 from optg.core.floors import Floor
 from optg.core.layer_kinds import Axes
+from optg.core.passes import of_units
 from optg.core.ranking import Zeros
 from optg.core.sharding import Shards
 from optg.core.structures import Unstructured
@@ -28,12 +30,14 @@ class Pool:
         shapes: Sequence[torch.Size],
         axes: Sequence[Axes],
         shards: Shards | None,
+        passes: Any,
     ) -> None:
         self.structure, self.layers = structure, list(layers)
         self.names, self.shapes, self.axes = [names[i] for i in layers], [shapes[i] for i in layers], [axes[i] for i in layers]
         self.pieces = shards.of(self.layers) if shards else None
         split = self.pieces.pieces if self.pieces else [False] * len(self.layers)
         self.joined = [piece and structure.crosses_rows(axis) for piece, axis in zip(split, self.axes)]
+        self.passes = of_units(None if self.pieces else passes)
         self.floor: Floor | None = None
         self.replaced_erk = False  # a cut asked for an `erk` budget and got a uniform one
         self.sizes: list[Tensor] = []  # weights in each unit; made when first needed
@@ -65,7 +69,7 @@ class Pool:
     def narrow(self, layers: Sequence[int]) -> "Pool":
         """Return a pool of some of the layers."""
         at = [self.layers.index(layer) for layer in layers]
-        pool = Pool(self.structure, at, self.names, self.shapes, self.axes, self.pieces)
+        pool = Pool(self.structure, at, self.names, self.shapes, self.axes, self.pieces, self.passes)
         pool.layers, pool.floor, pool.most = list(layers), self.floor, [self.most[i] for i in at]
         return pool
 
@@ -86,15 +90,12 @@ class Pool:
         if not self.sizes:
             self.sizes = [self.structure.sizes(s.shape, axes, s.device) for s, axes in zip(whole, self.axes)]
             self.largest = max((int(size.max()) for size in self.sizes if size.numel()), default=1)
-        fixed = FixedPoint(whole, self.largest, self.pieces)
-        return [
-            fixed.means(self.structure.sums(fixed.encode(score), axes), size, nan)
-            for score, axes, size, nan in zip(whole, self.axes, self.sizes, fixed.nan)
-        ]
+        fixed = FixedPoint(whole, self.largest, self.pieces, self.passes)
+        return self.passes.unit_means(self.structure, whole, self.axes, self.sizes, fixed)
 
     def protect(self, units: Sequence[Tensor]) -> list[Tensor]:
         """Return the scores of units, raised to infinity for units that must stay."""
-        units = [self.structure.protect(unit, axes) for unit, axes in zip(units, self.unit_axes)]
+        units = list(self.passes.protect(self.structure, units, self.unit_axes))
         return [self.floor.raise_scores(unit, axes) for unit, axes in zip(units, self.unit_axes)] if self.floor else units
 
     def sample(self, masks: Sequence[Tensor]) -> list[Tensor]:
@@ -106,10 +107,14 @@ class Pool:
         shapes = [shape if joined else mask.shape for shape, mask, joined in zip(self.shapes, like, self.joined)]
         return self.split([self.structure.expand(*layer) for layer in zip(units, shapes, self.axes)])
 
+    def write(self, masks: Sequence[Tensor], units: Sequence[Tensor]) -> Tensor:
+        """Overwrite the masks of weights by masks of units. Return how many weights are zero, newly removed and revived."""
+        return self.passes.write_units(self.structure, masks, units, self.axes, self.expand)
+
     def ratios(self, latent: Sequence[Tensor], masks: Sequence[Tensor], thresholds: Sequence[Tensor]) -> list[Tensor]:
         """Return threshold / magnitude for each weight: 1 or more where a soft threshold leaves nothing."""
-        layers = zip(self.join(latent), self.join(masks), thresholds, self.axes)
-        return self.split([self.structure.ratio(*layer) for layer in layers])
+        found = self.passes.ratios(self.structure, self.join(latent), self.join(masks), thresholds, self.axes)
+        return self.split(found)
 
     def layer_values(self, values: Tensor) -> Tensor:
         """Return one value per layer, given one per tensor of units, or a single one."""
@@ -133,12 +138,13 @@ def make_pools(
     shapes: Sequence[torch.Size],
     axes: Sequence[Axes],
     shards: Shards | None,
+    passes: Any,
 ) -> list[Pool]:
     """Return the pools of layers that share a structure, in the order of their first layers."""
     layers: dict[Unstructured, list[int]] = {}
     for layer, structure in enumerate(structures):
         layers.setdefault(structure, []).append(layer)
-    return [structure.pool_type(structure, mine, names, shapes, axes, shards) for structure, mine in layers.items()]
+    return [structure.pool_type(structure, mine, names, shapes, axes, shards, passes) for structure, mine in layers.items()]
 
 
 Unstructured.pool_type = Pool

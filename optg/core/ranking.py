@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from optg.core.sharding import Shards
 
+CHUNK = 1 << 17  # scores that all steps of `raise_top` visit together: they fit in cache
 Zeros = int | Sequence[int] | Tensor  # how many scores one cut over all tensors removes, or how many each tensor loses
 Count = Callable[[Tensor, Tensor, bool, int], Tensor]
 Narrow = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
@@ -128,6 +130,32 @@ def top_of(groups: Tensor, dim: int, n: int) -> Tensor:
             keep &= ~drop
             extra -= drop.long()
     return kept
+
+
+def raise_top(scores: Tensor, dim: int, n: int, m: int) -> Tensor:
+    """Return scores with the n largest of every m neighbours along a dimension at infinity, and all others below it.
+
+    It finds what `top_of` does, on a CPU and for small m: it sweeps over memory, and compares each score with those that are
+    1, 2, ... places further.
+    """
+    order = sorted(range(scores.ndim), key=scores.stride, reverse=True)
+    stored = scores.detach().permute(order)
+    flat, length, stride = stored.reshape(-1).numpy(), scores.shape[dim], stored.shape[order.index(dim) + 1 :].numel()
+    raised, line = np.empty_like(flat), length * stride
+    lines = max(1, min(CHUNK, flat.size) // max(1, line))
+    place = np.repeat(np.arange(length), stride)
+    within = [np.tile((place % m + k < m) & (place + k < length), lines) for k in range(1, min(m, length))]
+    later = sum((here.astype(np.int8) for here in within), np.zeros(lines * line, np.int8))  # members of the group
+    for start in range(0, flat.size, lines * line):
+        values, out = flat[start : start + lines * line], raised[start : start + lines * line]
+        above = later[: values.size].copy()  # how many members rank above: of equal ones, the later
+        for k, here in enumerate(within, 1):
+            wins = ((values[: -k * stride] > values[k * stride :]) & here[: values.size - k * stride]).view(np.int8)
+            above[k * stride :] += wins
+            above[: -k * stride] -= wins
+        np.multiply(above - np.float32(n - 0.5), -math.inf, out=out)
+        np.maximum(out, np.minimum(values, np.finfo(values.dtype).max), out=out)
+    return torch.from_numpy(raised).view(stored.shape).permute([order.index(d) for d in range(scores.ndim)])
 
 
 def ranks_of(groups: Tensor, dim: int) -> Tensor:

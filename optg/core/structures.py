@@ -16,7 +16,8 @@ from torch import Tensor
 
 from optg.core.budgets import layer_zeros
 from optg.core.layer_kinds import Axes
-from optg.core.ranking import Zeros, ranks_of, top_of, zeros_at
+from optg.core.passes.units import repeat
+from optg.core.ranking import Zeros, raise_top, ranks_of, top_of, zeros_at
 
 Shape = Sequence[int]
 
@@ -28,6 +29,7 @@ class Unstructured:
     allows_erk = True  # otherwise an `erk` budget becomes uniform, with a note in the summary
     pattern = "unstructured"
     example = "unstructured"
+    protects: tuple[int, int] | None = None  # N and M, if cuts protect the N largest of M neighbours
     pool_type: Any  # the class of its pools; `optg.core.pools` sets it
 
     def __init__(self, *numbers: str) -> None:
@@ -53,6 +55,10 @@ class Unstructured:
     def unit_shape(self, shape: Shape, axes: Axes) -> Shape:
         """Return the shape of a layer's units: as many dimensions as the weight has, so that `axes` hold for it too."""
         return shape
+
+    def grid(self, shape: Shape, axes: Axes) -> tuple[list[int], list[int], list[int]] | None:
+        """Return the blocks that are units, or groups of them, see `Blocks.grid`; None if no kernel may handle them."""
+        return None
 
     def most_zeros(self, shape: Shape, axes: Axes) -> int:
         """Return how many units of a layer may be removed at most."""
@@ -109,7 +115,7 @@ class NM(Unstructured):
 
     def __init__(self, *numbers: str) -> None:
         super().__init__(*numbers)
-        self.n, self.m = self.numbers
+        self.n, self.m = self.protects = self.numbers[0], self.numbers[1]
         if not 0 < self.n < self.m <= 64:
             raise ValueError(f"structure is '{self.n}:{self.m}'; expected N:M with 0 < N < M ≤ 64, such as '2:4'")
 
@@ -118,6 +124,9 @@ class NM(Unstructured):
 
     def crosses_rows(self, axes: Axes) -> bool:
         return axes.input == 0
+
+    def grid(self, shape: Shape, axes: Axes) -> tuple[list[int], list[int], list[int]]:
+        return Blocks("1", str(self.m)).grid(shape, axes)
 
     def most_zeros(self, shape: Shape, axes: Axes) -> int:
         inputs = shape[axes.input]
@@ -132,6 +141,8 @@ class NM(Unstructured):
         return most if progress >= 1 else super().zeros(total / sum(map(math.prod, shapes)), progress, budget, shapes, most)
 
     def protect(self, units: Tensor, axes: Axes) -> Tensor:
+        if units.device.type == "cpu" and units.dtype in (torch.float32, torch.float64) and self.m <= 16:  # it takes M steps
+            return raise_top(units, axes.input, self.n, self.m)
         top = self.by_group(lambda groups, dim: top_of(groups, dim, self.n), units, axes)
         boost = top.to(units.dtype).sub_(0.5).mul_(math.inf)  # ±∞; on a CPU this is twice as fast as masked_fill
         return torch.maximum(boost, units.clamp(max=torch.finfo(units.dtype).max), out=boost)
@@ -219,11 +230,10 @@ class Blocks(Unstructured):
 
     def expand(self, units: Tensor, shape: Shape, axes: Axes) -> Tensor:
         full, grid, tile = self.grid(shape, axes)
-        spread = units.reshape([side for g in grid for side in (g, 1)]).expand(
-            [side for pair in zip(grid, tile) for side in pair]
-        )
-        padded = spread.reshape([g * t for g, t in zip(grid, tile)])
-        return padded[tuple(map(slice, full))].reshape(list(shape))
+        units = units.reshape(grid)
+        for dim, length in enumerate(tile):
+            units = repeat(units, length, dim)
+        return units[tuple(map(slice, full))].reshape(list(shape))
 
     def ratio(self, latent: Tensor, mask: Tensor, threshold: Tensor, axes: Axes) -> Tensor:
         """The magnitude of a unit is the mean of its weights' magnitudes."""

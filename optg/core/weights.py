@@ -41,7 +41,7 @@ class SparseWeights(ParameterLists):
         self.passes = choose(self.values)
         single = [Unstructured()] * len(self.names)
         self.assignment = assignment or Assignment(parameters, self.axes, single)
-        pools = make_pools(self.assignment.structures, self.names, self.shapes, self.axes, self.shards)
+        pools = make_pools(self.assignment.structures, self.names, self.shapes, self.axes, self.shards, self.passes)
         self.mask_set = Masks(self.values, pools, self.shards, self.passes)
         self.ranked = [layer for layer, name in enumerate(self.names) if name not in self.assignment.followers]
         self.size = sum(self.shapes[layer].numel() for layer in self.ranked)
@@ -91,7 +91,7 @@ class SparseWeights(ParameterLists):
         effective, threshold = self.effective, self.soft_threshold()
         if threshold and not self.unstructured:
             self.measure_ratios(self.latent, threshold.thresholds)
-            threshold = None
+            threshold = threshold._replace(ratios=self.stepping(self._ratios))
         if threshold and threshold.rescale and any(axes.neurons != [0] for axes in self.axes):
             threshold = None  # kernels rescale rows
         if (active := self.active) is not None:

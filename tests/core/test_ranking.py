@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from optg.core.masks import keep_top
 from optg.core.passes import reference
-from optg.core.ranking import zeros_at
+from optg.core.ranking import raise_top, top_of, zeros_at
 
 
 def masks_by_sorting(scores, zeros):
@@ -91,3 +91,24 @@ def test_the_error_names_layers_with_nan():
 
 def test_the_number_of_zeros_is_rounded_up():
     assert [zeros_at(p, n) for p, n in [(0.9, 1000), (0.95, 101), (0.5, 3), (0.0, 7), (0.999, 10)]] == [900, 96, 2, 0, 10]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), hnp.array_shapes(min_dims=2, max_dims=4, min_side=2, max_side=11), st.sampled_from([32, 64]))
+def test_the_largest_of_neighbours_become_infinite(data, shape, width):
+    """Twice: by sweeps over memory, as on a CPU, and group by group. Ties go to the last ones."""
+    values = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 3e38, math.inf, -math.inf])
+    score = torch.from_numpy(data.draw(hnp.arrays(f"f{width // 8}", shape, elements=values)))
+    if data.draw(st.booleans(), label="transposed"):
+        score = score.transpose(0, -1)
+    dim = data.draw(st.integers(0, score.ndim - 1))
+    m = data.draw(st.integers(2, max(2, score.shape[dim])))
+    n = data.draw(st.integers(1, m - 1))
+    expected = score.clamp(max=torch.finfo(score.dtype).max)
+    for group, new in zip(score.split(m, dim), expected.split(m, dim)):
+        first = group.argsort(dim=dim, stable=True).argsort(dim=dim) < group.shape[dim] - n
+        new.masked_fill_(~first, math.inf)
+        assert torch.equal(top_of(group, dim, n), ~first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("optg.core.ranking.CHUNK", data.draw(st.sampled_from([1, 50, 1 << 17])))
+        assert torch.equal(raise_top(score, dim, n, m), expected)

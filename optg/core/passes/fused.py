@@ -4,41 +4,25 @@ Lists that a kernel cannot sweep over (mixed types, tensors with gaps in memory)
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from optg.core.passes import kernels, reference, update_kernels
+from optg.core.passes.fused_units import UnitPasses
+from optg.core.passes.launch import TYPES, gpu_of, launch
 from optg.core.passes.reference import SoftThreshold
 from optg.core.passes.tables import BLOCK, Table, Tables, filters, first_filters, index_maps, output_neurons
 from optg.core.ranking import Cuts, Zeros, comparable, flat_scores, radix_select
 from optg.core.sharding import Shards
 
-STEP = 1 << 11  # entries that a program reads at once
-TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # types of weights
 SCORES = {**TYPES, torch.float64: tl.float64}
 BITS = 8  # how many bits of a key one round of the selection decides
 TIE_BITS = 13  # the same for an index: two rounds decide up to 67M scores
 KEEP, DROP = -1, -2  # keep or drop all ties of a layer
 SCORE_TABLES = Tables()  # of temporary lists: new scores often have the addresses of the last ones
-
-
-def gpu_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Make the tensor's GPU current: Triton launches there."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
-
-
-def launch(kernel: Any, table: Table, *args: Any, **constants: Any) -> None:
-    programs, tensors = table.blocks.shape[1], table.addresses.shape[1]
-    if programs:
-        with gpu_of(table.blocks):
-            kernel[(programs,)](
-                table.blocks, table.addresses, programs, tensors, *args, ALIGN=table.align, BLOCK=BLOCK, STEP=STEP, **constants
-            )
 
 
 def count_digits(table: Table, each: bool, prefixes: Tensor, nan: Tensor, first: bool, shift: int, *, width: int) -> Tensor:
@@ -67,10 +51,11 @@ def launch_write(
     return counts
 
 
-class Passes:
+class Passes(UnitPasses):
     """The passes of one model, with the tables of its lists. CUDA graphs that were captured with them need them alive."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tables = Tables()
         self.momenta: dict[float, Tensor] = {}  # momentum coefficients on the device
 
@@ -103,7 +88,8 @@ class Passes:
         effective: Callable[[int, Tensor], Tensor],
         threshold: SoftThreshold | None,
     ) -> None:
-        table = self.find_table([values, latent], values, masks, latent) if threshold else None
+        ratios = [threshold.ratios] if threshold and threshold.ratios else []
+        table = self.find_table([values, latent, *ratios], values, masks, latent, *ratios) if threshold else None
         rows_first = not (threshold and threshold.rescale) or all(v.stride(0) == v[0].numel() for v in values)
         if threshold is None or threshold.scales is not None or table is None or not rows_first:
             return reference.soften(values, masks, latent, effective, threshold)
@@ -114,7 +100,8 @@ class Passes:
             rows, sizes = filters(shapes, thresholds.device), first_filters(shapes, thresholds.device)
             factors = torch.empty(rows.shape[1], dtype=torch.float32, device=thresholds.device)
             launch(kernels.filter_factors, Table(rows, table.addresses, 1), factors, TYPE=dtype)
-        launch(kernels.soften, table, thresholds, threshold.power, factors, sizes, TYPE=dtype, RESCALES=threshold.rescale)
+        constants = {"TYPE": dtype, "RESCALES": threshold.rescale, "RATIOS": bool(ratios)}
+        launch(kernels.soften, table, thresholds, threshold.power, factors, sizes, **constants)
 
     def accumulate(
         self,

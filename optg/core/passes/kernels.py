@@ -106,9 +106,9 @@ def filter_factors(
 @triton.jit(do_not_specialize=["programs", "tensors"])
 def soften(
     blocks, addresses, programs, tensors, thresholds, power, factors, sizes, TYPE: tl.constexpr, RESCALES: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    RATIOS: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """values, masks, latent: values <- soft threshold of the latent ones, 0 where removed."""
+    """values, masks, latent, perhaps ratios: values <- soft threshold of the latent ones, 0 where removed."""
     layer, start, length = place(blocks, programs, ALIGN)
     values = block(addresses, tensors, 0, layer, start, TYPE, ALIGN)
     masks = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
@@ -119,7 +119,11 @@ def soften(
         here = at < length
         kept = tl.load(masks + at, mask=here, other=0) != 0
         latent = tl.load(latents + at, mask=here, other=1.0).to(tl.float32)
-        share = tl.minimum(threshold / tl.where(kept, tl.abs(latent), 1.0), 1.0)
+        if RATIOS:
+            ratio = tl.load(block(addresses, tensors, 3, layer, start, TYPE, ALIGN) + at, mask=here, other=0.0).to(tl.float32)
+        else:
+            ratio = threshold / tl.where(kept, tl.abs(latent), 1.0)
+        share = tl.minimum(ratio, 1.0)
         rest = 1.0 - tl.exp2(tl.log2(share) * power)  # log2(0) is −∞, and its power 0
         soft = latent * tl.exp2(tl.log2(rest) / power)
         if RESCALES:

@@ -33,6 +33,7 @@ class SoftThreshold(NamedTuple):
     power: float
     rescale: bool = False
     scales: Tensor | None = None  # a factor per layer (S-STE)
+    ratios: list[Tensor] | None = None  # see `power_threshold`
 
 
 def power_threshold(latent: Tensor, t: Tensor, p: float, ratio: Tensor | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """Tables that tell a Triton kernel where the tensors of all layers are, so that one launch sweeps over all of them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -155,3 +156,52 @@ def plane_and_inner(tensor: Tensor) -> tuple[int, int] | None:
     if tensor.ndim > 2 and tensor.movedim(1, -1).is_contiguous():  # channels_last
         return tensor.shape[2:].numel(), tensor.shape[1]
     return None
+
+
+def lines_along(structure: Any, weights: Sequence[Tensor], axes: Sequence[Any]) -> Tensor | None:
+    """Return per tensor the stride of its input dimension, and the entries from one slice of outputs to the next."""
+    numbers = [(w.stride(a.input), w.stride(a.input) * w.shape[a.input]) for w, a in zip(weights, axes)]
+    return on_device(numbers, weights)
+
+
+class Blocks(NamedTuple):
+    numbers: Tensor  # see `unit_kernels`
+    shapes: list[list[int]]  # of the units of each layer
+    programs: Tensor  # blocks of units, as in a table
+
+
+def blocks_of(structure: Any, weights: Sequence[Tensor], axes: Sequence[Any]) -> Blocks | None:
+    """Return where units are; None for units that are no blocks in three dimensions."""
+    rows, grids = [], []
+    for weight, axis in zip(weights, axes):
+        if (grid := structure.grid(weight.shape, axis)) is None:
+            return None
+        full, units, tile = grid
+        grids.append(units)
+        dims = joined_dims(full, weight.view(full).stride(), tile)
+        if len(dims) > 3:
+            return None
+        size = math.prod(side for _, side, _, _ in dims)
+        rows.append([*((1, 1, 0, 1) * (3 - len(dims))), *(number for dim in dims for number in dim), size])
+    numbers = on_device(rows, weights)
+    shapes = [list(structure.unit_shape(weight.shape, axis)) for weight, axis in zip(weights, axes)]
+    programs = torch.from_numpy(split(np.array([math.prod(grid) for grid in grids]))).to(weights[0].device)
+    return Blocks(numbers, shapes, programs) if numbers is not None else None
+
+
+def joined_dims(shape: Sequence[int], strides: Sequence[int], tile: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """Return the units along each dimension, their side, its stride and length, with dimensions joined where possible."""
+    dims: list[tuple[int, int, int, int]] = []
+    for length, stride, side in zip(shape, strides, tile):
+        if length == 1:
+            continue
+        if dims and dims[-1][1] == side == 1 and dims[-1][2] == stride * length:
+            length *= dims.pop()[3]
+        dims.append((-(-length // side), side, stride, length))
+    return dims
+
+
+def on_device(rows: list[Any], like: Sequence[Tensor]) -> Tensor | None:
+    """Return numbers of each tensor, as rows; None if they or the places in a tensor need more than 32 bits."""
+    small = all(tensor.numel() < 1 << 30 for tensor in like)
+    return torch.tensor(rows, dtype=torch.int32, device=like[0].device).T.contiguous() if small else None
