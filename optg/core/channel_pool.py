@@ -107,13 +107,14 @@ class ChannelPool(Pool):
 
     def unit_scores(self, scores: Sequence[Tensor]) -> list[Tensor]:
         """Return the sum of each channel's positive scores, relative to the average channel of its group."""
-        whole = [score.clamp(min=0) for score in self.join(scores)]
+        joined = self.join(scores)
+        whole, removed = [score.clamp(min=0) for score in joined], [(score == -math.inf).long() for score in joined]
         ranked = [[(layer, s) for layer, s in group if s.ranked] for group in self.groups]
         sizes = [sum(whole[i].numel() // whole[i].shape[s.dim] * s.index.numel() for i, s in group) for group in ranked]
         used = sorted({i for group in ranked for i, _ in group})
         fixed = FixedPoint([whole[i] for i in used], max(sizes), self.pieces, self.passes)
-        encoded, nan = {i: fixed.encode(whole[i]) for i in used}, dict(zip(used, fixed.nan))
-        units = []
+        encoded = {i: fixed.encode(whole[i]) - removed[i] for i in used}  # removed channels rank below all others
+        nan, units = dict(zip(used, fixed.nan)), []
         for group in ranked:
             parts = [channel_sums(encoded[i], s.dim)[s.on(encoded[i].device)].sum(1) for i, s in group]
             sums = torch.stack([part.to(parts[0].device) for part in parts]).sum(0)

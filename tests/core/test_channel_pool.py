@@ -36,6 +36,16 @@ def test_the_score_of_a_channel_is_relative_to_its_group_and_ignores_negative_sc
     assert second.isnan().all() and not first.isnan().any()
 
 
+def test_a_channel_that_never_comes_back_ranks_below_one_of_zeros():
+    sparsifier, pool = pool_of(convnet())
+    scores = [torch.zeros_like(value) for value in sparsifier.weights.values]
+    place = {name: i for i, name in enumerate(pool.names)}
+    scores[place["0.weight"]][5] = -math.inf  # what methods that never revive weights give removed ones
+    scores[place["0.weight"]][6] = 1.0
+    first, _ = pool.unit_scores(scores)
+    assert first[5] < first[0] == 0 and first[6] == pytest.approx(8)
+
+
 def test_signed_scores_cancel_in_a_filter_before_batch_norm():
     """Why negative scores are ignored: batch norm does not see the scale of a filter, so g·w sums to 0 over it."""
     conv, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-12)
