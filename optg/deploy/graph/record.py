@@ -22,6 +22,7 @@ from optg.deploy.graph.nodes import Ref
 from optg.deploy.graph.operations import is_permitted
 from optg.deploy.graph.translate import InputSpec, Trace, is_identity, is_plain_clone, replace_inplace_ops
 
+PT2E = "quantized_decomposed"  # the namespace of the operations that PyTorch's quantization writes
 PLAIN_VALUES = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -89,7 +90,7 @@ def record_plain(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, T
 def is_usual(node: fx.Node) -> bool:
     """Return whether a packed file may use the operation, or needs none, or whether the PT2E flow wrote it."""
     name = str(node.target)
-    permitted = is_permitted(name) or name.startswith("quantized_decomposed.")
+    permitted = is_permitted(name) or name.startswith(PT2E)
     return permitted or node.target is operator.getitem or is_identity(node) or is_plain_clone(node)
 
 
@@ -129,7 +130,12 @@ class Recorder(TorchDispatchMode):
         require(torch.Tag.inplace_view not in func.tags)  # no tensor changes its shape
         if func._schema.is_mutable or any(value.alias_info is not None for value in func._schema.returns):
             return func(*args, **kwargs)
-        key = func, torch.get_default_dtype(), hashable(node.args), hashable(node.kwargs)
+        if func is torch.ops.aten.relu.default and args[0].is_contiguous():
+            return self.copy(args[0])
+        known_by = node.args
+        if func.namespace == PT2E:  # the result's shape and type do not depend on scales and zero points
+            known_by = tuple(value for value in node.args if not isinstance(value, (int, float)))
+        key = func, torch.get_default_dtype(), hashable(known_by), hashable(node.kwargs)
         if key in self.known:
             return self.copy(self.known[key])
         result = func(*args, **kwargs)

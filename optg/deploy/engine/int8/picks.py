@@ -58,7 +58,7 @@ def make_picks(blocks: np.ndarray, plan: Schedule) -> Picks:
     listed = np.repeat(np.arange(len(length)) % count, length // TWO)[:, None] + np.arange(TWO)
 
     table = np.zeros((int(length.sum()), 2, FILTERS * PICK), np.uint8)
-    g, f, b, channel = np.nonzero(blocks)
+    g, f, b, channel = np.unravel_index(np.flatnonzero(blocks), blocks.shape)  # faster than np.nonzero
     taken = plan.taken.ravel()
     number = np.arange(len(g)) - np.repeat(np.cumsum(taken) - taken, taken)  # of each weight in its filter's picks
     first = np.repeat(np.arange(len(taken)) % count, taken)  # the first block of those

@@ -75,7 +75,8 @@ def single_taps(
     """Return bundles of one filter each. Those with few taps come first, so that consecutive loops have similar lengths."""
     size = weight.shape[2]
     blocks = GROUP // size  # of a group
-    filters, taps = np.nonzero(np.ascontiguousarray(weight).view(f"i{size}")[:, :, 0] != 0)
+    used = np.ascontiguousarray(weight).view(f"i{size}")[:, :, 0] != 0
+    filters, taps = np.divmod(np.flatnonzero(used), max(1, used.shape[1]))  # faster than np.nonzero
     counts = np.bincount(filters, minlength=len(weight))
     groups = -(-counts // blocks)
     start = np.zeros(len(weight), np.int64)
