@@ -1,4 +1,4 @@
-"""How channels are ranked, and two other ways: seven convolutions on 16,000 images of CIFAR-10, halved to 16×16, on a CPU.
+"""Compare optg's ranking of channels with three others: seven convolutions, 16,000 CIFAR-10 images at 16×16 pixels, on a CPU.
 
     python benchmarks/channels_small.py --folder data [--methods optg gmp feather] [--sparsity 0.5 0.7] [--ways "as it is"]
 

@@ -2,10 +2,10 @@
 
     python benchmarks/shrunk.py [--model resnet50] [--sparsity 0.7] [--batch 256] [--size 224] [--multiples 1 8 16 32]
 
-The channels are chosen by magnitude, without training. The dense model and one shrunk model for each multiple run in inference
-mode, on a GPU compiled in bfloat16 and channels_last, on a CPU as they are, and take turns. `share` is the measured speed-up
-divided by the ratio of FLOPs. Traffic is not measured: it is the size of the inputs and outputs of all convolutions and linear
-layers, read and written once. Where memory is the limit, its ratio is all the speed-up that there can be.
+The channels are chosen by magnitude, without training. The dense model and one shrunk model for each multiple take turns in
+inference mode. On a GPU they are compiled and run in bfloat16 and channels_last; on a CPU they run as they are. `share` is the
+measured speed-up divided by the ratio of FLOPs. `traffic` is computed, not measured: the bytes of the inputs and outputs of all
+convolutions and linear layers, each read or written once. Where memory is the limit, the ratio of traffic bounds the speed-up.
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """The Triton kernels of structures. Like those of `kernels`, each works on all layers in one launch.
 
-The units of a layer are blocks of its weights. Up to three dimensions tell them apart; `blocks` describes each by four numbers
-(units along it, length of a unit, stride in memory, length of the layer), and has the size of a whole unit in its last row.
+The units of a layer are blocks of its weights; for N:M, its groups of M. They lie in a grid of up to three dimensions. The
+table `units` (`blocks` in the helper functions) has four rows for each dimension: units along it, length of a unit, stride in
+memory and length of the layer. Its last row is the number of weights in a whole unit. The kernels' own `blocks` are those of
+`kernels`.
 """
 
 import triton
