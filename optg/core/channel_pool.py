@@ -8,7 +8,7 @@ be shrunk afterwards.
   and so does a score that accumulates g·w.
 - Without the comparison within the group, a global cut would take nearly all channels of some layers: the channels of one layer
   have similar magnitudes, those of different layers do not.
-- For the same reason every group keeps a share of its channels.
+- Every group keeps a share of its channels, in case the comparison is not enough.
 """
 
 import math
@@ -107,14 +107,14 @@ class ChannelPool(Pool):
 
     def unit_scores(self, scores: Sequence[Tensor]) -> list[Tensor]:
         """Return the sum of each channel's positive scores, relative to the average channel of its group."""
-        joined = self.join(scores)
-        whole, removed = [score.clamp(min=0) for score in joined], [(score == -math.inf).long() for score in joined]
+        whole = self.join(scores)
         ranked = [[(layer, s) for layer, s in group if s.ranked] for group in self.groups]
         sizes = [sum(whole[i].numel() // whole[i].shape[s.dim] * s.index.numel() for i, s in group) for group in ranked]
-        used = sorted({i for group in ranked for i, _ in group})
-        fixed = FixedPoint([whole[i] for i in used], max(sizes), self.pieces, self.passes)
-        encoded = {i: fixed.encode(whole[i]) - removed[i] for i in used}  # removed channels rank below all others
-        nan, units = dict(zip(used, fixed.nan)), []
+        positive = {i: whole[i].clamp(min=0) for i in sorted({i for group in ranked for i, _ in group})}
+        fixed = FixedPoint(list(positive.values()), max(sizes), self.pieces, self.passes)
+        # Removed channels of methods that never revive weights, at −∞, rank below all others.
+        encoded = {i: fixed.encode(score) - (whole[i] == -math.inf).long() for i, score in positive.items()}
+        nan, units = dict(zip(positive, fixed.nan)), []
         for group in ranked:
             parts = [channel_sums(encoded[i], s.dim)[s.on(encoded[i].device)].sum(1) for i, s in group]
             sums = torch.stack([part.to(parts[0].device) for part in parts]).sum(0)

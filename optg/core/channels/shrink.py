@@ -24,8 +24,8 @@ def shrink(model: nn.Module, example: Any, *, multiple: int = 1) -> nn.Module:
 
     Args:
         example: what the model is called with: a tensor, a tuple of tensors, or a dict of named ones. One example is enough.
-        multiple: layers that lose channels keep a multiple of this many, so a few zero channels stay: the first ones. In 16
-            bits, the tensor cores of GPUs are faster with multiples of 8.
+        multiple: layers that lose channels keep a multiple of this many, so the first few zero channels may stay. GPUs'
+            tensor cores are faster with multiples of 8 in 16-bit types.
     """
     if multiple < 1:
         raise ValueError(f"multiple is {multiple}; expected at least 1")
@@ -37,7 +37,7 @@ def shrink(model: nn.Module, example: Any, *, multiple: int = 1) -> nn.Module:
         warnings.warn(f"all channels of {named} are 0; at least one of each stays", stacklevel=2)
     removals = [(group, dead[group][dead_units_to_keep(group, len(dead[group]), multiple) :]) for group in groups]
     if not any(len(units) for _, units in removals):
-        few = f", or too few are for multiples of {multiple}" if multiple > 1 else ""
+        few = f", or too few to leave a multiple of {multiple}" if multiple > 1 else ""
         warnings.warn(f"no channel is 0 in all its coupled layers{few}: the model keeps its size", stacklevel=2)
     remove_units(small, removals)
     return small

@@ -274,6 +274,14 @@ def count_ties(
                 tl.atomic_add(bins + digit, tl.full([STEP], 1, tl.int64), mask=here & ((upper >> BITS) == prefix))
 
 
+@triton.jit
+def add_counts(counts, layer, zeros, removed, revived):
+    """Add this program's counts of a change to those of its layer."""
+    tl.atomic_add(counts + 3 * layer, zeros.to(tl.int64))
+    tl.atomic_add(counts + 3 * layer + 1, removed.to(tl.int64))
+    tl.atomic_add(counts + 3 * layer + 2, revived.to(tl.int64))
+
+
 @triton.jit(do_not_specialize=["programs", "tensors"])
 def write_masks(
     blocks, addresses, programs, tensors, thresholds, lasts, index, counts, TYPE: tl.constexpr, MAGNITUDES: tl.constexpr,
@@ -299,6 +307,4 @@ def write_masks(
         zeros += tl.sum((here & ~kept).to(tl.int32))
         removed += tl.sum((here & before & ~kept).to(tl.int32))
         revived += tl.sum((here & ~before & kept).to(tl.int32))
-    tl.atomic_add(counts + 3 * layer, zeros.to(tl.int64))
-    tl.atomic_add(counts + 3 * layer + 1, removed.to(tl.int64))
-    tl.atomic_add(counts + 3 * layer + 2, revived.to(tl.int64))
+    add_counts(counts, layer, zeros, removed, revived)

@@ -1,15 +1,14 @@
 """The Triton kernels of structures. Like those of `kernels`, each works on all layers in one launch.
 
 The units of a layer are blocks of its weights; for N:M, its groups of M. They lie in a grid of up to three dimensions. The
-table `units` (`blocks` in the helper functions) has four rows for each dimension: units along it, length of a unit, stride in
-memory and length of the layer. Its last row is the number of weights in a whole unit. The kernels' own `blocks` are those of
-`kernels`.
+table `units` has four rows for each dimension: units along it, length of a unit, stride in memory and length of the layer. Its
+last row is the number of weights in a whole unit.
 """
 
 import triton
 import triton.language as tl
 
-from optg.core.passes.kernels import block, place
+from optg.core.passes.kernels import add_counts, block, place
 
 
 @triton.jit(do_not_specialize=["programs", "tensors"])
@@ -57,38 +56,38 @@ def scan(
 
 
 @triton.jit
-def begin(rest, blocks, tensors, layer, DIM: tl.constexpr):
+def begin(rest, units, tensors, layer, DIM: tl.constexpr):
     """Split indices of units at their last dimension. Return the rest, and the first weight along that dimension."""
-    row = blocks + 4 * DIM * tensors + layer
+    row = units + 4 * DIM * tensors + layer
     count, side = tl.load(row), tl.load(row + tensors)
     return rest // count, rest % count * side
 
 
 @triton.jit
-def step_to(member, first, at, inside, blocks, tensors, layer, DIM: tl.constexpr):
+def step_to(member, first, at, inside, units, tensors, layer, DIM: tl.constexpr):
     """Move from units' first weights to one of their members, along a dimension. Return the rest of the member's index, the
     place in memory and whether it is in the unit: units at the edge are smaller."""
-    row = blocks + 4 * DIM * tensors + layer
+    row = units + 4 * DIM * tensors + layer
     side, stride, length = tl.load(row + tensors), tl.load(row + 2 * tensors), tl.load(row + 3 * tensors)
     index = first + member % side
     return member // side, at + index * stride, inside & (index < length)
 
 
 @triton.jit
-def corner(unit, blocks, tensors, layer):
+def corner(unit, units, tensors, layer):
     """Return the first weight of units along each dimension."""
-    rest, third = begin(unit, blocks, tensors, layer, 2)
-    rest, second = begin(rest, blocks, tensors, layer, 1)
-    rest, first = begin(rest, blocks, tensors, layer, 0)
+    rest, third = begin(unit, units, tensors, layer, 2)
+    rest, second = begin(rest, units, tensors, layer, 1)
+    rest, first = begin(rest, units, tensors, layer, 0)
     return first, second, third
 
 
 @triton.jit
-def member_of(member, first, second, third, here, blocks, tensors, layer):
+def member_of(member, first, second, third, here, units, tensors, layer):
     """Return the places of one member of each unit in memory, and whether it exists."""
-    rest, at, inside = step_to(member, third, third * 0, here, blocks, tensors, layer, 2)
-    rest, at, inside = step_to(rest, second, at, inside, blocks, tensors, layer, 1)
-    rest, at, inside = step_to(rest, first, at, inside, blocks, tensors, layer, 0)
+    rest, at, inside = step_to(member, third, third * 0, here, units, tensors, layer, 2)
+    rest, at, inside = step_to(rest, second, at, inside, units, tensors, layer, 1)
+    rest, at, inside = step_to(rest, first, at, inside, units, tensors, layer, 0)
     return at, inside
 
 
@@ -148,9 +147,7 @@ def write_units(
             zeros += tl.sum((inside & ~keep).to(tl.int32))
             removed += tl.sum((inside & before & ~keep).to(tl.int32))
             revived += tl.sum((inside & ~before & keep).to(tl.int32))
-    tl.atomic_add(counts + 3 * layer, zeros.to(tl.int64))
-    tl.atomic_add(counts + 3 * layer + 1, removed.to(tl.int64))
-    tl.atomic_add(counts + 3 * layer + 2, revived.to(tl.int64))
+    add_counts(counts, layer, zeros, removed, revived)
 
 
 @triton.jit(do_not_specialize=["programs", "tensors"])

@@ -110,7 +110,7 @@ def prepare_gpu_shrunk(inputs: EngineInputs) -> Network:
     """Remove the channels that are 0, but keep multiples of 8, with which tensor cores are faster in bfloat16."""
     small = optg.shrink(inputs.model, inputs.example[:1], multiple=8)
     if sum(map(Tensor.numel, small.parameters())) == sum(map(Tensor.numel, inputs.model.parameters())):
-        raise ValueError("no channel is 0 in all its coupled layers, or too few are for multiples of 8")
+        raise ValueError("no channel is 0 in all its coupled layers, or too few to leave a multiple of 8")
     return on_gpu(small, inputs.example)
 
 

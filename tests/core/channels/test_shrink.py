@@ -148,7 +148,7 @@ def test_a_multiple_larger_than_the_layers_keeps_the_model() -> None:
     model = fill(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     with torch.no_grad():
         model[0].weight[:4] = model[0].bias[:4] = 0
-    with pytest.warns(UserWarning, match="or too few are for multiples of 16: the model keeps its size"):
+    with pytest.warns(UserWarning, match="or too few to leave a multiple of 16: the model keeps its size"):
         assert optg.shrink(model, torch.zeros(1, 3), multiple=16)[0].out_features == 8
 
 

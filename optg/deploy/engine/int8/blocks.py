@@ -62,12 +62,7 @@ def expected_cycles(op: "Convolution", places: Places, size: int) -> float:
 
 def block_size(op: "Convolution", places: Places) -> int:
     """Return the size of blocks with which a convolution on planes is expected to be fastest."""
-    return min(possible_sizes(op), key=lambda size: expected_cycles(op, places, size))
-
-
-def possible_sizes(op: "Convolution") -> list[int]:
-    """Return the sizes of blocks that do not reach into the next group of channels."""
-    return list(op.groups_by_block)
+    return min(op.groups_by_block, key=lambda size: expected_cycles(op, places, size))
 
 
 def interleave_call(source: Planes, output: Planes, phases: int) -> Call:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optg.deploy.engine.int8.base import Call, Places
-from optg.deploy.engine.int8.blocks import expected_cycles, possible_sizes
+from optg.deploy.engine.int8.blocks import expected_cycles
 from optg.deploy.engine.int8.picks import FILTERS, block_weights, make_picks, schedule
 from optg.deploy.engine.int8.pixels import Pixels, output_pixels, pixels_of
 from optg.deploy.engine.int8.planes import LINE, Planes
@@ -40,7 +40,7 @@ def prefers_pixels(op: "Convolution", places: Places) -> bool:
         return False
     picks = schedule(block_weights(op.weight)).picks
     per_position = PICK_CYCLES * int(picks.sum()) + GROUP_CYCLES * len(picks)
-    on_planes = min(expected_cycles(op, places, size) for size in possible_sizes(op))
+    on_planes = min(expected_cycles(op, places, size) for size in op.groups_by_block)
     return LOAD_CYCLES * int(picks.sum()) + positions * per_position < WORTH * on_planes
 
 
