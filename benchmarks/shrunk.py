@@ -3,9 +3,10 @@
     python benchmarks/shrunk.py [--model resnet50] [--sparsity 0.7] [--batch 256] [--size 224] [--multiples 1 8 16 32]
 
 The channels are chosen by magnitude, without training. The dense model and one shrunk model for each multiple take turns in
-inference mode. On a GPU they are compiled and run in bfloat16 and channels_last; on a CPU they run as they are. `share` is the
-measured speed-up divided by the ratio of FLOPs. `traffic` is computed, not measured: the bytes of the inputs and outputs of all
-convolutions and linear layers, each read or written once. Where memory is the limit, the ratio of traffic bounds the speed-up.
+inference mode. On a GPU they run in bfloat16 and channels_last, compiled, in CUDA graphs; on a CPU they run as they are.
+`share` is the measured speed-up divided by the ratio of FLOPs. `traffic` is computed, not measured: the bytes of the inputs and
+outputs of all convolutions and linear layers, each read or written once. Where memory is the limit, the ratio of traffic bounds
+the speed-up.
 """
 
 import argparse
@@ -47,7 +48,8 @@ def activations(model: nn.Module, example: Tensor) -> int:
 def prepare(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
     if not images.is_cuda:
         return lambda: model(images)
-    fast = torch.compile(copy.deepcopy(model).to(images.device, images.dtype, memory_format=torch.channels_last), dynamic=False)
+    fast = copy.deepcopy(model).to(images.device, images.dtype, memory_format=torch.channels_last)
+    fast = torch.compile(fast, mode="reduce-overhead", dynamic=False)
     return lambda: fast(images)
 
 
@@ -67,6 +69,18 @@ def seconds(call: Callable[[], Tensor], calls: int, device: torch.device) -> flo
     return time.perf_counter() - started
 
 
+def show_kernels(name: str, call: Callable[[], Tensor]) -> None:
+    """Print the GPU kernels that take the most time in one call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile, torch.inference_mode():
+        call()
+        torch.cuda.synchronize()
+    kernels = sorted(profile.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
+    total = sum(kernel.self_device_time_total for kernel in kernels)
+    print(f"{name}: {total / 1e3:.2f} ms in {sum(kernel.count for kernel in kernels)} kernels")
+    for kernel in kernels[:15]:
+        print(f"{kernel.self_device_time_total / total:6.1%} {kernel.count:4}× {kernel.key[:100]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet50")
@@ -76,6 +90,7 @@ def main() -> None:
     parser.add_argument("--multiples", type=int, nargs="+", default=[1, 8, 16, 32], help="of channels in shrunk layers")
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--profile", action="store_true", help="on a GPU: also list the kernels that take the most time")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
@@ -103,6 +118,9 @@ def main() -> None:
             f"{name:15} {1e3 * median:9.2f} {given.batch / median:9,.0f} {before / median:9.2f} {f'1/{promised:.2f}':>8} "
             f"{before / median / promised:6.0%}  {moved[name] / 1e9:.3f} GB, 1/{moved['dense'] / moved[name]:.2f}"
         )
+    if given.profile and device.type == "cuda":
+        for name, call in calls.items():
+            show_kernels(name, call)
 
 
 if __name__ == "__main__":

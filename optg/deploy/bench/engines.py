@@ -115,10 +115,15 @@ def prepare_gpu_shrunk(inputs: EngineInputs) -> Network:
 
 
 def on_gpu(model: nn.Module, example: Tensor) -> Network:
-    """Return the compiled model in bfloat16. It runs the example, already on the GPU, and copies the outputs back."""
+    """Return the compiled model in bfloat16. It runs the example, already on the GPU, and copies the outputs back.
+
+    Images are channels_last, which convolutions prefer, and a CUDA graph saves the CPU's time for each kernel.
+    """
     torch._dynamo.reset()
-    fast = torch.compile(copy.deepcopy(model).to("cuda", torch.bfloat16))
-    images = example.to("cuda", torch.bfloat16)
+    layout = torch.channels_last if example.dim() == 4 else torch.preserve_format
+    on_card = copy.deepcopy(model).to("cuda", torch.bfloat16).to(memory_format=layout)  # type: ignore[call-overload]
+    fast = torch.compile(on_card, mode="reduce-overhead")
+    images = example.to("cuda", torch.bfloat16, memory_format=layout)
     return lambda _: fast(images).float().cpu()
 
 
