@@ -13,9 +13,11 @@ be shrunk afterwards.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from optg.core.channels import Group
@@ -37,13 +39,6 @@ class Slice:
     dim: int
     index: Tensor
     ranked: bool  # its scores count; otherwise it is a bias or norm that is removed with the weights
-    copies: dict[torch.device, Tensor] = field(default_factory=dict)  # the index on each device
-
-    def on(self, device: torch.device) -> Tensor:
-        """Return the index on a device. It is copied once: a CUDA graph may not capture copies from the host."""
-        if device not in self.copies:
-            self.copies[device] = self.index.to(device)
-        return self.copies[device]
 
 
 class Channels(Unstructured):
@@ -85,19 +80,56 @@ def couple(groups: list[Group], parameters: dict[str, nn.Parameter], wanted: set
     return found, reasons
 
 
+class Index:
+    """A tensor of indices, copied to each device once: a CUDA graph may not capture copies from the host."""
+
+    def __init__(self, indices: Tensor) -> None:
+        self.copies = {indices.device: indices}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self.copies:
+            self.copies[device] = next(iter(self.copies.values())).to(device)
+        return self.copies[device]
+
+
 class ChannelPool(Pool):
-    """The layers of coupled channels. Each group has one tensor of units."""
+    """The layers of coupled channels. Each group has one tensor of units.
+
+    A *line* has one value for each index along a dimension of a layer. All lines are joined, and so are all units: this takes
+    few operations, however many layers there are.
+    """
 
     structure: Channels
 
     def describe_units(self) -> None:
         place = {name: i for i, name in enumerate(self.names)}
-        self.groups = [[(place[s.name], s) for s in group] for group in self.structure.groups]
-        self.unit_names = [group[0][1].name for group in self.groups]
-        self.unit_axes = [Axes()] * len(self.groups)
-        self.unit_shapes = [torch.Size([len(group[0][1].index)]) for group in self.groups]
+        groups = [[(place[s.name], s) for s in group] for group in self.structure.groups]
+        self.unit_names = [group[0][1].name for group in groups]
+        self.unit_axes = [Axes()] * len(groups)
+        self.counts = [len(group[0][1].index) for group in groups]
+        self.unit_shapes = [torch.Size([count]) for count in self.counts]
         self.shards = None  # every rank has all units
         self.set_floor(None, 1.0)
+
+        self.ranked = list(dict.fromkeys((i, s.dim) for group in groups for i, s in group if s.ranked))
+        self.lines = list(dict.fromkeys([*self.ranked, *((i, s.dim) for group in groups for i, s in group)]))
+        self.lengths = [self.shapes[i][dim] for i, dim in self.lines]
+        starts = dict(zip(self.lines, accumulate(self.lengths, initial=0)))
+
+        def members(group: list[tuple[int, Slice]]) -> Tensor:
+            """Return where the values of each unit of a group lie in the joined lines."""
+            return torch.cat([starts[i, s.dim] + s.index for i, s in group], 1)
+
+        weights_in = [sum(math.prod(self.shapes[i]) // self.shapes[i][s.dim] * s.index.numel() for i, s in g) for g in groups]
+        self.most_terms = max(weights_in)
+        self.ranked_members = Index(pad([row for group in groups for row in members([m for m in group if m[1].ranked])]))
+        self.members = Index(pad([row for group in groups for row in members(group)]))
+        self.units_of_group = Index(pad(torch.arange(sum(self.counts)).split(self.counts)))
+        self.group_of_unit = Index(torch.arange(len(groups)).repeat_interleave(torch.tensor(self.counts)))
+        self.group_sizes = Index(torch.tensor(self.counts))
+        first_group = {i: g for g, group in reversed(list(enumerate(groups))) for i, _ in group}
+        self.group_of_layer = Index(torch.tensor([first_group[i] for i in range(len(self.layers))]))
+        self.first_layers = [group[0][0] for group in groups]
 
     def set_floor(self, floor: Floor | None, target: float) -> None:
         if floor:
@@ -108,64 +140,80 @@ class ChannelPool(Pool):
     def unit_scores(self, scores: Sequence[Tensor]) -> list[Tensor]:
         """Return the sum of each channel's positive scores, relative to the average channel of its group."""
         whole = self.join(scores)
-        ranked = [[(layer, s) for layer, s in group if s.ranked] for group in self.groups]
-        sizes = [sum(whole[i].numel() // whole[i].shape[s.dim] * s.index.numel() for i, s in group) for group in ranked]
-        positive = {i: whole[i].clamp(min=0) for i in sorted({i for group in ranked for i, _ in group})}
-        fixed = FixedPoint(list(positive.values()), max(sizes), self.pieces, self.passes)
+        positive = {i: whole[i].clamp(min=0) for i, _ in self.ranked}
+        fixed = FixedPoint(list(positive.values()), self.most_terms, self.pieces, self.passes)
         # Removed channels of methods that never revive weights, at −∞, rank below all others.
         encoded = {i: fixed.encode(score) - (whole[i] == -math.inf).long() for i, score in positive.items()}
-        nan, units = dict(zip(positive, fixed.nan)), []
-        for group in ranked:
-            parts = [channel_sums(encoded[i], s.dim)[s.on(encoded[i].device)].sum(1) for i, s in group]
-            sums = torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
-            average = (sums.sum().double() / len(sums)).clamp(min=torch.finfo(torch.float64).tiny)
-            odd = torch.stack([nan[i].to(sums.device) for i, _ in group]).any()
-            units.append((sums.double() / average).masked_fill_(odd, math.nan))
-        return units
+        nan = dict(zip(positive, fixed.nan.long()))
+        units = self.sum_units([channel_sums(encoded[i], dim) for i, dim in self.ranked])
+        odd = self.sum_units([nan[i].expand(length) for (i, _), length in zip(self.ranked, self.lengths)])
+        return list(self.relative(units).masked_fill_(odd > 0, math.nan).split(self.counts))
+
+    def sum_units(self, lines: list[Tensor]) -> Tensor:
+        """Return the sum of each unit, given the lines whose scores count."""
+        joined = torch.cat([line.to(lines[0].device) for line in lines])
+        return sum_rows(joined, self.ranked_members.on(joined.device))
+
+    def relative(self, units: Tensor) -> Tensor:
+        """Return units divided by the average unit of their group, in float64."""
+        home = units.device
+        averages = sum_rows(units, self.units_of_group.on(home)).double() / self.group_sizes.on(home)
+        return units.double() / averages.clamp(min=torch.finfo(torch.float64).tiny)[self.group_of_unit.on(home)]
 
     def sample(self, masks: Sequence[Tensor]) -> list[Tensor]:
         whole = self.join(masks)
-        kept = []
-        for group in self.groups:
-            parts = [whole[i].movedim(s.dim, 0)[s.on(whole[i].device)].flatten(1).any(1) for i, s in group if s.ranked]
-            kept.append(torch.stack([part.to(parts[0].device) for part in parts]).any(0))
-        return kept
+        kept = self.sum_units([channel_sums(whole[i].long(), dim) for i, dim in self.ranked]) > 0
+        return list(kept.split(self.counts))
 
     def expand(self, units: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-        kept = [torch.ones(shape, dtype=torch.bool, device=t.device) for shape, t in zip(self.shapes, like)]
-        return self.split(self.spread(units, kept, True, torch.minimum))
+        joined = torch.cat([unit.to(units[0].device) for unit in units])
+        return self.split(self.spread(joined, True, torch.minimum, self.join(like)))
 
     def ratios(self, latent: Sequence[Tensor], masks: Sequence[Tensor], thresholds: Sequence[Tensor]) -> list[Tensor]:
-        units = self.unit_scores([value.abs() for value in latent])
-        firsts = [thresholds[group[0][0]] for group in self.groups]
-        found = [(t / unit).nan_to_num_(nan=0.0) for t, unit in zip(firsts, units)]
-        none = [torch.zeros(shape, dtype=v.dtype, device=v.device) for shape, v in zip(self.shapes, latent)]
-        return self.split(self.spread(found, none, 0.0, torch.maximum))
+        whole = self.join(latent)
+        units = self.relative(self.sum_units([channel_norms(whole[i], dim) for i, dim in self.ranked]))
+        given = torch.stack([thresholds[i] for i in self.first_layers]).to(units.device)
+        ratios = (given[self.group_of_unit.on(units.device)] / units).nan_to_num_(nan=0.0)
+        return self.split(self.spread(ratios.to(whole[0].dtype), 0.0, torch.maximum, whole))
 
     def spread(
-        self, units: Sequence[Tensor], whole: list[Tensor], value: float, combine: Callable[[Tensor, Tensor], Tensor]
+        self, units: Tensor, value: float, combine: Callable[[Tensor, Tensor], Tensor], like: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Combine the values of units with tensors that hold one value for all weights."""
-        lines = [[t.new_full((length,), value) for length in t.shape] for t in whole]
-        for group, values in zip(self.groups, units):
-            for i, s in group:
-                index = s.on(whole[i].device)
-                lines[i][s.dim][index] = values.to(whole[i].device, whole[i].dtype)[:, None].expand(index.shape)
-        for i, tensor in enumerate(whole):
-            for dim in {s.dim for group in self.groups for layer, s in group if layer == i}:
-                whole[i] = combine(whole[i], lines[i][dim].view([-1 if d == dim else 1 for d in range(tensor.ndim)]))
-        return whole
+        """Return one value per weight, given one per unit. `value` is for weights of no unit; those of two are combined."""
+        joined = units.new_full((sum(self.lengths) + 1,), value)  # the last entry is for the padding
+        members = self.members.on(units.device)
+        joined[members] = units[:, None].expand(members.shape)
+        found: dict[int, Tensor] = {}
+        for (i, dim), line in zip(self.lines, joined[:-1].split(self.lengths)):
+            line = line.to(like[i].device).view([-1 if d == dim else 1 for d in range(like[i].ndim)])
+            found[i] = combine(found[i], line) if i in found else line
+        return [torch.empty_like(t, dtype=units.dtype).copy_(found[i]) for i, t in enumerate(like)]
 
     def layer_values(self, values: Tensor) -> Tensor:
         if len(values) == 1:
             return values.expand(len(self.layers))
-        first = {i: g for g, group in reversed(list(enumerate(self.groups))) for i, _ in group}
-        return values[[first[i] for i in range(len(self.layers))]]
+        return values[self.group_of_layer.on(values.device)]
+
+
+def pad(rows: Sequence[Tensor]) -> Tensor:
+    """Return a matrix of these rows, filled up with −1."""
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=-1)
+
+
+def sum_rows(values: Tensor, indices: Tensor) -> Tensor:
+    """Return the sum of the values at each row's indices, always taken in the same order; −1 stands for nothing."""
+    return F.pad(values, (0, 1))[indices].sum(1)
 
 
 def channel_sums(values: Tensor, dim: int) -> Tensor:
     """Return the sum of the values at each index of a dimension."""
     return values.sum([other for other in range(values.ndim) if other != dim]) if values.ndim > 1 else values
+
+
+def channel_norms(values: Tensor, dim: int) -> Tensor:
+    """Return the sum of the magnitudes at each index of a dimension, in float32 or wider."""
+    others = [other for other in range(values.ndim) if other != dim]
+    return torch.linalg.vector_norm(values, 1, others, dtype=torch.promote_types(values.dtype, torch.float32))
 
 
 Channels.pool_type = ChannelPool

@@ -125,6 +125,27 @@ def unit_means(
 
 
 @triton.jit(do_not_specialize=["programs", "tensors"])
+def overwrite(
+    blocks, addresses, programs, tensors, counts, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """masks, new: overwrite the masks by new ones; count changes."""
+    layer, start, length = place(blocks, programs, ALIGN)
+    masks = block(addresses, tensors, 0, layer, start, tl.int8, ALIGN)
+    new = block(addresses, tensors, 1, layer, start, tl.int8, ALIGN)
+    zeros, removed, revived = 0, 0, 0
+    for i in range(0, BLOCK, STEP):
+        at = i + tl.arange(0, STEP)
+        here = at < length
+        before = tl.load(masks + at, mask=here, other=0) != 0
+        keep = tl.load(new + at, mask=here, other=0) != 0
+        tl.store(masks + at, keep.to(tl.int8), mask=here)
+        zeros += tl.sum((here & ~keep).to(tl.int32))
+        removed += tl.sum((before & ~keep).to(tl.int32))
+        revived += tl.sum((keep & ~before).to(tl.int32))
+    add_counts(counts, layer, zeros, removed, revived)
+
+
+@triton.jit(do_not_specialize=["programs", "tensors"])
 def write_units(
     blocks, addresses, programs, tensors, masks, units, counts,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,

@@ -15,6 +15,7 @@ from optg.core.fixed_point import FixedPoint
 from optg.core.layer_kinds import Axes
 from optg.core.passes import units
 from tests.core.passes.fused_device import DEVICE, INTERPRETED
+from tests.toy import convnet
 
 from optg.core.passes.fused import Passes  # isort: skip  (after fused_device, which skips this file where Triton is missing)
 
@@ -32,6 +33,10 @@ LAYERS = {  # shapes that no structure divides, and sizes of more than one progr
 }
 AXES = [axes for _, axes in LAYERS.values()]
 BLOCKS = ["1x4", "4x1", "2x2", "3x5"]
+# Operations that are not a cut's own: the interpreter moves the arguments of kernels, and a GPU gets tables of new addresses.
+IGNORED = (
+    ("aten::set_", "aten::copy_") if INTERPRETED else ("aten::is_pinned", "aten::_pin_memory", "aten::clone", "aten::_to_copy")
+)
 
 
 def draw(kind: str, dtype: torch.dtype, layout: str) -> list[torch.Tensor]:
@@ -129,6 +134,19 @@ def test_masks_of_blocks_are_written_like_in_the_reference(text, layout, fused):
     assert torch.equal(*counts) and all(map(torch.equal, *written))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_masks_of_channels_are_written_like_in_the_reference(layout, fused):
+    model = convnet().to(DEVICE, memory_format=torch.channels_last if layout == "channels_last" else torch.contiguous_format)
+    optimizer, example = torch.optim.SGD(model.parameters(), lr=0.1), torch.zeros(1, 1, 8, 8, device=DEVICE)
+    weights = optg.sparsify(model, optimizer, "gmp", sparsity=0.5, structure="channel", example=example, steps=9).weights
+    pool = weights.mask_set.pools[0]
+    kept = [torch.rand(shape, device=DEVICE) > 0.5 for shape in pool.unit_shapes]
+    before = [torch.rand(mask.shape, device=DEVICE) > 0.5 for mask in weights.masks]
+    written = [[torch.empty_like(mask).copy_(b) for mask, b in zip(weights.masks, before)] for _ in fused]
+    counts = [passes.write_units(pool.structure, masks, kept, pool.axes, pool.expand) for passes, masks in zip(fused, written)]
+    assert torch.equal(*counts) and all(map(torch.equal, *written))
+
+
 @pytest.mark.parametrize(("text", "dtype", "layout"), [*(("2:4", *kind) for kind in KINDS), ("2x2", *KINDS[0])])
 def test_ratios_equal_those_of_the_reference(text, dtype, layout, fused):
     structure = parse_structure(text)
@@ -197,8 +215,7 @@ class Operations(TorchDispatchMode):
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        interpreter = ("aten::set_", "aten::copy_") if INTERPRETED else ()  # which moves the arguments of kernels
-        if not func.is_view and not func.name().startswith(("aten::empty", *interpreter)):
+        if not func.is_view and not func.name().startswith(("aten::empty", *IGNORED)):
             self.names.append(func.name())
         return func(*args, **(kwargs or {}))
 
