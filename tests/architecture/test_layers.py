@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import optg
@@ -122,3 +123,35 @@ def class_lengths(file: Path) -> list[tuple[str, int]]:
     """Return the name and number of lines of each class in a file."""
     classes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]
     return [(f"{module_name(file)}.{node.name}", (node.end_lineno or 0) - node.lineno + 1) for node in classes]
+
+
+def subclasses(base: type) -> Iterator[type]:
+    for child in base.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
+def test_only_its_own_file_asks_for_the_class_of_a_method_or_an_operation() -> None:
+    from optg.deploy.engine.int8.base import Int8Op
+    from optg.deploy.engine.lower import TorchCall
+    from optg.deploy.engine.ops.base import Op
+    from optg.deploy.engine.plan import OpSequence
+    from optg.methods.base import Method
+
+    homes: dict[str, set[str]] = {}
+    for kind in (
+        Op,
+        Int8Op,
+        OpSequence,
+        TorchCall,
+        *(c for base in (Op, Int8Op, OpSequence, Method) for c in subclasses(base)),
+    ):
+        homes.setdefault(kind.__name__, set()).add(kind.__module__)
+    assert {"OptG", "Convolution", "Quantize", "Int8Segment"} <= homes.keys()
+    asked = []
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+                names = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)} & homes.keys()
+                asked += [f"{file}:{node.lineno} {name}" for name in names if module_name(file) not in homes[name]]
+    assert asked == []

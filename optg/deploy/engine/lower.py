@@ -16,7 +16,6 @@ from torch import Tensor
 
 from optg.deploy.engine.int8 import rules  # noqa: F401 (fills the RULES of Int8Lowering)
 from optg.deploy.engine.int8.base import Int8Op
-from optg.deploy.engine.int8.copy import Quantize
 from optg.deploy.engine.int8.lower import Int8Lowering
 from optg.deploy.engine.int8.segment import Int8Segment
 from optg.deploy.engine.memory import Shape
@@ -34,10 +33,25 @@ class TorchCall:
     """A node that torch runs."""
 
     new_tensors: Sequence[str] = ()  # torch may return a view of an input
+    c_files: frozenset[Path] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node, self.output, self.outputs = node, node.name, [node.name]
         self.inputs = list(refs_in((node.args, node.kwargs)))
+
+    @property
+    def part(self) -> "TorchCall":
+        """What starts the part of a network that runs this node: itself, because it is a part of its own."""
+        return self
+
+    def start(self, op: Any, lowering: "Lowering") -> "TorchCall":
+        return self
+
+    def take(self, op: Any, inputs: set[str]) -> bool:
+        return False
+
+    def keep_outputs(self, used: set[str]) -> None:
+        """Keep the output: it is used, or the node would not be here."""
 
     def run(self, value: Callable[[str], Any], batch: int, runner: Any) -> dict[str, Any]:
         """Compute the output. `value` returns the value of a name."""
@@ -68,8 +82,7 @@ class Network:
     @property
     def c_files(self) -> list[Path]:
         """The C files of operations that are not in c/ops/."""
-        ops = (op for part in self.parts if isinstance(part, Segment) for op in part.ops)
-        return sorted({op.source for op in ops if op.source is not None})
+        return sorted({file for part in self.parts for file in part.c_files})
 
 
 class Lowering:
@@ -128,27 +141,13 @@ class Lowering:
         """Drop operations that nothing needs, and group those of the engine into segments."""
         parts: list[Part] = []
         for op in self.needed(self.order):
-            last = parts[-1] if parts else None
-            if isinstance(op, TorchCall):
-                parts.append(op)
-            elif isinstance(op, Int8Op):
-                if not isinstance(last, Int8Segment) or self.reads_floats_of(last, op):
-                    parts.append(last := Int8Segment([], self.int8.shapes, self.forms, self.int8.known))
-                last.ops.append(op)
-            else:
-                if not isinstance(last, Segment):
-                    parts.append(last := Segment([], self.shapes, self.forms))
-                last.ops.append(op)
+            if not parts or not parts[-1].take(op, set(map(self.root, op.inputs))):
+                parts.append(op.part.start(op, self))
         used = {self.root(name) for name in refs_in(self.graph.outputs)}
         for part in reversed(parts):
-            if not isinstance(part, TorchCall):
-                part.outputs = [op.output for op in part.ops if op.output in used]
+            part.keep_outputs(used)
             used.update(map(self.root, part.inputs))
         return parts
-
-    def reads_floats_of(self, segment: Int8Segment, op: Int8Op) -> bool:
-        """Return whether an operation reads a torch tensor that the segment computes: it exists when the segment has run."""
-        return isinstance(op, Quantize) and self.root(op.inputs[0]) in {each.output for each in segment.ops}
 
     def needed(self, order: Sequence[Op | Int8Op | TorchCall]) -> list[Op | Int8Op | TorchCall]:
         """Return the operations that the outputs depend on."""

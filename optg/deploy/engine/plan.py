@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from optg.deploy.engine.tune import Tuner, fastest
 from optg.deploy.graph import one_line
 
 if TYPE_CHECKING:
+    from optg.deploy.engine.lower import Lowering
     from optg.deploy.engine.runner import Runner
 
 SIDE_BY_SIDE = 8 << 20  # largest value, in bytes, that is put side by side
@@ -40,7 +42,7 @@ class Misfit(Exception):
 class OpSequence:
     """Operations that run one after the other in the engine, without torch in between. The base of segments."""
 
-    ops: Sequence[Any]
+    ops: list[Any]
     shapes: dict[str, Shape]  # of the values: channels, height, width
     forms: dict[str, tuple[int, ...]]  # of the same values in torch, without the batch
     outputs: list[str]  # values that are used elsewhere
@@ -55,6 +57,22 @@ class OpSequence:
     def new_tensors(self) -> list[str]:
         """The outputs that share no memory with inputs."""
         return self.outputs
+
+    @property
+    def c_files(self) -> set[Path]:
+        """The C files of operations that are not in c/ops/."""
+        return set()
+
+    def take(self, op: Any, inputs: set[str]) -> bool:
+        """Add an operation with these inputs, if it can run in this part. Return whether it can."""
+        if op.part is not type(self):
+            return False
+        self.ops.append(op)
+        return True
+
+    def keep_outputs(self, used: set[str]) -> None:
+        """Return only those values from now on that are used elsewhere."""
+        self.outputs = [op.output for op in self.ops if op.output in used]
 
     def work(self) -> int:
         """Return the multiply-adds of one image."""
@@ -79,6 +97,15 @@ class Segment(OpSequence):
     forms: dict[str, tuple[int, ...]]  # of the same values in torch, without the batch
     outputs: list[str] = field(default_factory=list)  # values that are used elsewhere
     programs: "dict[int, Program]" = field(default_factory=dict)  # by the number of images in a group
+
+    @classmethod
+    def start(cls, op: Op, lowering: "Lowering") -> "Segment":
+        """Return a part with one operation."""
+        return cls([op], lowering.shapes, lowering.forms)
+
+    @property
+    def c_files(self) -> set[Path]:
+        return {op.source for op in self.ops if op.source is not None}
 
     def run(self, value: Callable[[str], Tensor], batch: int, runner: "Runner") -> dict[str, Tensor]:
         """Compute the outputs. `value` returns the value of a name."""
@@ -119,6 +146,9 @@ class Segment(OpSequence):
         """Return the rows of the operations in the table of a compiled model."""
         tiles = {step.op.output: step.choice for p in self.programs.values() for step in p.steps if step.op is not None}
         return [op.describe(self.shapes[op.output], tiles.get(op.output)) for op in self.ops]
+
+
+Op.part = Segment
 
 
 def split(batch: int, lanes: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from ctypes import Structure
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -137,6 +137,8 @@ class Int8Op:
 
     can_be_real: ClassVar[bool] = False  # can it write floats?
     can_clamp: ClassVar[bool] = True
+    reads_tensors: ClassVar[bool] = False  # of torch, which exist before its part runs
+    part: ClassVar[Any]  # the class of the parts of a network that it runs in; `segment` sets it
     nonzero: int = field(default=0, init=False)  # multiply-adds per position
 
     @property

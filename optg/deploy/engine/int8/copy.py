@@ -62,6 +62,8 @@ def split_call(
 class Quantize(Int8Op):
     """Floats of a torch tensor -> bytes."""
 
+    reads_tensors: ClassVar[bool] = True
+
     def lay_out(self, places: Places) -> Callable[[], list[Call]]:
         output = places.value(self.output, self.out.zero_point)
         return lambda: [pack_call(places.tensors[self.inputs[0]], output, self.out)]

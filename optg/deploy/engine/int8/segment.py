@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from optg.deploy.engine.structs import FIRST_TENSOR, Section
 from optg.deploy.engine.tune import Tuner
 
 if TYPE_CHECKING:
+    from optg.deploy.engine.lower import Lowering
     from optg.deploy.engine.runner import Runner
 
 GROUPS = (1, 2, 4, 8, 16, 32)  # images that lie in one plane
@@ -36,6 +37,17 @@ class Int8Segment(OpSequence):
     known: dict[str, Quantization]  # of the values that are bytes
     outputs: list[str] = field(default_factory=list)  # values that are used elsewhere
     programs: "dict[int, Int8Program]" = field(default_factory=dict)  # by the number of images in a group
+
+    @classmethod
+    def start(cls, op: Int8Op, lowering: "Lowering") -> "Int8Segment":
+        """Return a part with one operation."""
+        return cls([op], lowering.int8.shapes, lowering.forms, lowering.int8.known)
+
+    def take(self, op: Any, inputs: set[str]) -> bool:
+        """Refuse operations that read a torch tensor which this part computes: it exists when the part has run."""
+        if op.part is type(self) and op.reads_tensors and not inputs.isdisjoint(each.output for each in self.ops):
+            return False
+        return super().take(op, inputs)
 
     def dtype(self, name: str) -> torch.dtype:
         return torch.uint8 if name in self.known else torch.float32
@@ -78,6 +90,9 @@ class Int8Segment(OpSequence):
         """Return the rows of the operations in the table of a compiled model."""
         tiles = {call.op.output: call.choice for p in self.programs.values() for call in p.steps if call.op is not None}
         return [op.describe(self.shapes[op.output], tiles.get(op.output)) for op in self.ops]
+
+
+Int8Op.part = Int8Segment
 
 
 class Int8Program:

@@ -56,6 +56,7 @@ class Op:
 
     function: ClassVar[str] = ""  # the name of its C function, without op_
     source: ClassVar[Path | None] = None  # the C file, if it is not in c/ops/
+    part: ClassVar[Any]  # the class of the parts of a network that it runs in; `plan` sets it
     cut_after: ClassVar[bool] = False  # images are put side by side after this operation, not before it
     nonzero: int = field(default=0, init=False)  # multiply-adds per position
 
