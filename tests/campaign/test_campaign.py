@@ -9,7 +9,7 @@ import pytest
 from tests.campaign.server import ROOT
 from tests.training.runs import ENVIRONMENT
 
-SELECTIONS = {"faults": (20, 181), "kills": (4, 1), "ranks": (2, 1), "flips": (12, 199), "soak": (1, 1)}  # cases, every Nth
+SELECTIONS = {"faults": (12, 181), "kills": (3, 1), "ranks": (1, 1), "flips": (6, 199), "soak": (1, 1)}  # cases, every Nth
 
 
 @pytest.mark.parametrize("part", SELECTIONS)

@@ -141,7 +141,7 @@ def check_split_filters() -> None:
     torch.testing.assert_close(*found, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_ranks_agree_with_one_process(world, tmp_path):
     report = mp.get_context("spawn").SimpleQueue()
     mp.spawn(train_and_compare, args=(world, str(tmp_path / "store"), report), nprocs=world)

@@ -160,7 +160,7 @@ def attach(method: str | Method, model: nn.Module, **options):
 
 
 @pytest.mark.filterwarnings("ignore:training ended")
-@pytest.mark.parametrize("by", ["part", "output"])
+@pytest.mark.parametrize("by", ["part", pytest.param("output", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if name not in ("dense", "keep")])
 def test_it_holds_after_every_step_of_every_method(name, by):
     torch.manual_seed(0)

@@ -62,7 +62,9 @@ def test_unsupported_operations_run_in_torch(name: str) -> None:
     assert error(fast(x[:1]), run_in_float64(model, x[:1])) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["efficientnet_b0", "densenet121", "shufflenet_v2_x1_0"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.long) for name in ("efficientnet_b0", "densenet121")), "shufflenet_v2_x1_0"]
+)
 def test_torchvision_models(name: str, torchvision: ModuleType, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = getattr(torchvision, name)(), torch.randn(3, 3, 64, 64)

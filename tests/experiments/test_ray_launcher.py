@@ -107,6 +107,7 @@ def test_a_signal_reaches_the_runs_and_the_same_command_continues(cluster, tmp_p
     assert ray_runner(tmp_path)[0].run(runs) == 0
 
 
+@pytest.mark.long
 def test_a_run_on_a_node_that_dies_continues_on_another(cluster, tmp_path):
     node = cluster.add_node(num_cpus=1, resources={"other": 1})
     cluster.wait_for_nodes()

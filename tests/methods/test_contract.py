@@ -22,9 +22,13 @@ PRUNING = [name for name in METHODS if name != "dense"]
 
 
 def short(name: str):
-    """Return a method for a run of 20 steps: it cuts every 2 steps or more often, and has few cycles."""
+    """Return a method for a run of 20 steps: it cuts every 2 steps or more often, in few cycles or rounds."""
     method = METHODS[name]()
-    shorter = {"every": lambda every: min(every, 2) if isinstance(every, int) else every, "fraction": lambda _: 0.6}
+    shorter = {
+        "every": lambda every: min(every, 2) if isinstance(every, int) else every,
+        "fraction": lambda _: 0.6,
+        "rounds": lambda _: 10,
+    }
     fields = {field.name for field in dataclasses.fields(method)}
     return dataclasses.replace(method, **{f: change(getattr(method, f)) for f, change in shorter.items() if f in fields})
 

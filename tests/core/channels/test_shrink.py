@@ -106,7 +106,7 @@ def test_random_networks(data: st.DataObject) -> None:
 # ---- multiples
 
 
-@pytest.mark.parametrize("multiple", [4, 8])
+@pytest.mark.parametrize("multiple", [pytest.param(4, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("name", ["resnet18", "vgg19", "unet"])
 def test_channels_stay_in_multiples(name: str, multiple: int) -> None:
     model = fill(UNet() if name == "unet" else models.build(name, 10))

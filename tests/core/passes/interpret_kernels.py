@@ -1,7 +1,7 @@
 """Run the kernel tests in Triton's interpreter, on CPU tensors: python -m tests.core.passes.interpret_kernels
 
 The interpreter must be chosen before Triton is imported, so the tests need a process of their own.
-Prints what happened as one line of JSON after pytest's own output.
+Arguments go to pytest. Prints what happened as one line of JSON after pytest's own output.
 """
 
 import inspect
@@ -71,6 +71,6 @@ if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"
     patch_once()
     recorder = Recorder()
-    code = pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", *kernel_tests()], plugins=[recorder])
+    code = pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[1:], *kernel_tests()], plugins=[recorder])
     print(json.dumps({"passed": recorder.passed, "skipped": recorder.skipped, "untested": untested_kernels()}))
     sys.exit(code)

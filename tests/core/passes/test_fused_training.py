@@ -12,7 +12,8 @@ from tests.core.passes.fused_device import DEVICE, INTERPRETED, needs_cuda
 from tests.toy import entropy, goal
 
 pytestmark = pytest.mark.usefixtures("fused_passes")
-STEPS = 12 if INTERPRETED else 24  # per run; the interpreter is slow
+STEPS = 8 if INTERPRETED else 24  # per run; the interpreter is slow
+ALIKE = ("set", "granet", "dpf", "dnw", "taylor", "synflow", "snip", "st3-sigma", "sr-ste")  # they use the passes of others
 
 
 def network(dtype: torch.dtype) -> nn.Module:
@@ -72,7 +73,14 @@ def test_filters_that_are_not_rows_are_rescaled_alike():
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.when != "never"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=pytest.mark.long if INTERPRETED and name in ALIKE else ())
+        for name, method in METHODS.items()
+        if method.when != "never"
+    ],
+)
 def test_every_method_learns_the_same_with_fused_passes_and_the_reference(method):
     ours, model = train(method, plain=False)
     plain, other = train(method, plain=True)

@@ -15,7 +15,7 @@ def test_same_bits_for_any_number_of_threads(poisoned: None) -> None:
         x = torch.randn(batch, 3, 11, 11)
         for cut in (0, 2, 6, 10):
             results = []
-            for threads in range(1, 9):
+            for threads in (1, 2, 3, 5, 8):
                 RandomTuner.random = random.Random(cut)
                 results.append(compile_graph(graph, threads, cut=cut)(x))
             assert all(torch.equal(result, results[0]) for result in results)
