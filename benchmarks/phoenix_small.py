@@ -35,18 +35,21 @@ class Row:
     epsilon: float = 1e-5  # of batch norm
 
 
+RAMP = {"start": 0.06, "end": 0.7}  # phoenix's
 ROWS = {
     "OptG": Row(OptG(), hold=0.0),
     "Feather": Row(Feather(), hold=0.0),
-    "Feather, phoenix's ramp and rate": Row(Feather(start=0.06, end=0.7)),
-    "phoenix (the same + HAM)": Row(Phoenix()),
+    "Feather, ramp and rate": Row(Feather(**RAMP)),
+    "Feather, ramp and rate, + HAM": Row(Phoenix(rest_dead=False)),
+    "phoenix without HAM": Row(Phoenix(ham=0.0)),
+    "phoenix": Row(Phoenix()),
     "phoenix, reopen 0.1": Row(Phoenix(reopen=0.1)),
     "phoenix, reopen 0.3": Row(Phoenix(reopen=0.3)),
-    "phoenix, every neuron keeps a weight": Row(Phoenix(), floor=1e-6),
     "dense": Row(Dense(), hold=0.0),
-    "phoenix, ε 0.01": Row(Phoenix(), epsilon=0.01),
-    "Feather, phoenix's ramp and rate, ε 0.01": Row(Feather(start=0.06, end=0.7), epsilon=0.01),
-    "Feather, phoenix's ramp and rate, every neuron keeps a weight": Row(Feather(start=0.06, end=0.7), floor=1e-6),
+    "Feather, ramp and rate, ε 0.01": Row(Feather(**RAMP), epsilon=0.01),
+    "Feather, ramp and rate, + HAM, ε 0.01": Row(Phoenix(rest_dead=False), epsilon=0.01),
+    "Feather, ramp and rate, every neuron keeps a weight": Row(Feather(**RAMP), floor=1e-6),
+    "Feather, ramp and rate, + HAM, every neuron keeps a weight": Row(Phoenix(rest_dead=False), floor=1e-6),
 }
 
 

@@ -58,6 +58,11 @@ def is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
+def make_updates(weights: SparseWeights, method: Method) -> Updates | None:
+    """Return what changes the optimizer's steps; None if they can stay as they are."""
+    return Updates.make(weights, method.ham, method.sparse_opt, method.dormant_gradient, method.rests_dead)
+
+
 class SparseStep:
     """Hooks into one optimizer, or into several that train one model."""
 
@@ -74,7 +79,7 @@ class SparseStep:
         self.first_mask: FirstMask | None = None  # until the first step
         self.zeros: ZerosWatch | None = None  # until the first step
         self.frozen: FrozenWatch | None = None  # if there are frozen weights
-        self.updates = Updates.make(weights, method.ham, method.sparse_opt, method.dormant_gradient)
+        self.updates = make_updates(weights, method)
         self.idle = method.when == "never" and self.updates is None
         self.two_weights = any(map(keeps_two_weights, optimizers))
         self.collapse = CollapseWatch(name, weights)
@@ -206,7 +211,7 @@ class SparseStep:
         for hook in self.trials.hooks if self.trials else ():
             hook.remove()
         self.method, self.trials = method, None
-        self.updates = Updates.make(self.weights, method.ham, method.sparse_opt, method.dormant_gradient)
+        self.updates = make_updates(self.weights, method)
 
     def remove_hooks(self) -> None:
         for hook in self.hooks:

@@ -1,8 +1,4 @@
-"""SparseOpt: a factor per output neuron on the gradients of its weights (ICML 2026).
-
-For a neuron with sparsity s the factor is √(1 − s) / √(1 − mean s), with the mean over the neurons of its layer. A neuron
-without any weight has the factor 1.
-"""
+"""Factors per output neuron on the gradients of its weights. They follow from how many weights it keeps."""
 
 import torch
 from torch import Tensor
@@ -11,7 +7,11 @@ from optg.core.weights import SparseWeights
 
 
 class OutputFactors:
-    """The factors of all layers. Each tensor broadcasts against its layer's weights, and is overwritten in place."""
+    """SparseOpt (ICML 2026): for a neuron with sparsity s, √(1 − s) / √(1 − mean s), with the mean over its layer's neurons.
+
+    A neuron without any weight has the factor 1. The tensor of each layer broadcasts against its weights. It is overwritten in
+    place.
+    """
 
     def __init__(self, weights: SparseWeights) -> None:
         self.weights = weights
@@ -40,4 +40,15 @@ class OutputFactors:
         sums = self.weights.mask_set.total(torch.stack([d.sum().to(device) for d in density]))
         for factor, own, total, count in zip(self.tensors, density, sums, neurons):
             mean = total.to(own.device) / count
-            factor.copy_((own / mean).sqrt().where(own > 0, 1.0))
+            factor.copy_(self.factor(own, mean))
+
+    def factor(self, density: Tensor, mean: Tensor) -> Tensor:
+        """Return the factors of a layer, given the density of each neuron and their mean."""
+        return (density / mean).sqrt().where(density > 0, 1.0)
+
+
+class AliveOutputs(OutputFactors):
+    """0 for neurons without any weight, else 1."""
+
+    def factor(self, density: Tensor, mean: Tensor) -> Tensor:
+        return (density > 0).to(density.dtype)

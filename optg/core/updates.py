@@ -1,4 +1,4 @@
-"""Changes to an optimizer's step: HAM, SparseOpt, and the share of dormant weights under optimizers such as Adam.
+"""Changes to an optimizer's step: HAM, SparseOpt, resting neurons, and the share of dormant weights under Adam and others.
 
 HAM, hyperbolic-aware minimization (ICLR 2026), adds a multiplicative step after the optimizer's:
 
@@ -14,12 +14,15 @@ decay: dormant shares and SparseOpt scale Δ, and HAM is
     w ← w · exp(clamp(α/10 · sign(w) · Δ, ±0.2))
 
 with which α means the same share of the movement, α·|w| / 10, as with SGD and momentum 0.9.
+
+Neurons that have lost all their weights may rest: their gradients become 0, under any optimizer. A batch norm behind such a
+neuron divides by √ε, because the neuron's variance is 0, so its gradient is a few hundred times as large as that of others.
 """
 
 import torch
 from torch import Tensor
 
-from optg.core.outputs import OutputFactors
+from optg.core.outputs import AliveOutputs, OutputFactors
 from optg.core.weights import SparseWeights
 
 MOVEMENT = 10.0  # how far one gradient moves a weight, in learning rates, with momentum 0.9: 1 / (1 − 0.9)
@@ -28,30 +31,32 @@ MOVEMENT = 10.0  # how far one gradient moves a weight, in learning rates, with 
 class Updates:
     """Called on both sides of an optimizer's step, while the parameters hold latent weights."""
 
-    def __init__(self, weights: SparseWeights, ham: float, sparse_opt: bool) -> None:
+    def __init__(self, weights: SparseWeights, ham: float, sparse_opt: bool, rest_dead: bool) -> None:
         self.weights, self.ham = weights, ham
         self.outputs = OutputFactors(weights) if sparse_opt else None
+        self.alive = AliveOutputs(weights) if rest_dead else None
         self.linear = [rule.linear for rule in weights.update_rules]
         self.copies_values = ham > 0 or not all(self.linear)
         self.before: list[Tensor] = []
 
     @classmethod
-    def make(cls, weights: SparseWeights, ham: float, sparse_opt: bool, share: float) -> "Updates | None":
+    def make(cls, weights: SparseWeights, ham: float, sparse_opt: bool, share: float, rest_dead: bool) -> "Updates | None":
         """Return None if every step can stay as the optimizer takes it. `share` scales the gradient of dormant weights."""
-        if ham or sparse_opt or any(weights.gradient_share(layer, share) != share for layer in range(len(weights.names))):
-            return cls(weights, ham, sparse_opt)
-        return None
+        shared = any(weights.gradient_share(layer, share) != share for layer in range(len(weights.names)))
+        return cls(weights, ham, sparse_opt, rest_dead) if ham or sparse_opt or rest_dead or shared else None
 
     def renew(self) -> None:
         """Follow a change of the masks."""
-        if self.outputs:
-            self.outputs.renew()
+        for factors in filter(None, (self.outputs, self.alive)):
+            factors.renew()
 
     def before_step(self) -> None:
         """Scale gradients, and copy the weights. Called after the method has routed the gradients."""
         weights = self.weights
         self.renew()
         self.rates = weights.learning_rates(comparable=False)
+        if self.alive and (grads := weights.grads):
+            weights.passes.scale_outputs(list(grads.values()), [self.alive.tensors[i] for i in grads])
         if self.outputs and (grads := {i: grad for i, grad in weights.grads.items() if self.linear[i]}):
             weights.passes.scale_outputs(list(grads.values()), [self.outputs.tensors[i] for i in grads])
         if self.copies_values:

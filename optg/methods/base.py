@@ -7,6 +7,7 @@
         before it                           parameters <- latent
                                             method.exchange          if it changes the mask by the dense gradient
                                             method.after_backward    route the gradient to what is learned
+                                            rests_dead               no gradient for neurons without any weight
                                             SparseOpt                if asked for: a factor per output neuron
         the optimizer                       any of torch's           moves the latent weights
         after it                            HAM                      if asked for: a multiplicative step
@@ -78,6 +79,11 @@ class Method:
     def dormant_gradient(self) -> float:
         """The share of their gradient that dormant weights receive."""
         return 0.0
+
+    @property
+    def rests_dead(self) -> bool:
+        """Whether the weights of output neurons that have lost all of them receive no gradient."""
+        return False
 
     @property
     def freezes_dormant(self) -> bool:

@@ -5,6 +5,10 @@ keeps the largest latent magnitudes, while the sparsity rises on a cubic schedul
 w · (1 − (t/|w|)³)^(1/3). Dormant weights receive a share θ of the sparse model's gradient, so they can come back, also with the
 other sign. It is meant for a learning rate that is held for the first half of training and then falls on a cosine.
 
+A neuron that has lost all its weights rests: they receive no gradient until a cut brings one of them back. Behind a batch norm
+it would be a few hundred times as large as that of other neurons, and weights that have learned nothing would outgrow those
+that have.
+
 With `reopen`, a random share of the steps uses a lower threshold in forward, t times a random number, so that dormant weights
 near the cut take part for real. Such steps update no batch-norm statistics.
 """
@@ -24,10 +28,12 @@ LAST_TRIAL = 0.8  # no step of the last fifth of training reopens weights
 class Phoenix(Soft):
     paper: ClassVar[str] = "this project"
     rate_schedule: ClassVar[str | None] = "hold"
+    added: ClassVar[dict[str, float]] = Soft.added | {"rest_dead": False}
 
     ham: float = field(default=50.0, kw_only=True)
     start: float = 0.06
     end: float = 0.7
+    rest_dead: bool = True  # output neurons that have lost all their weights receive no gradient
     reopen: float = 0.0  # share of the steps, until the last fifth of training, in which forward uses a lower threshold
     seed: int = 0  # seed of these steps and their thresholds
 
@@ -35,6 +41,10 @@ class Phoenix(Soft):
         super().__post_init__()
         if not 0 <= self.reopen < 1:
             raise ValueError(f"reopen is {self.reopen}; expected a share of the steps, at least 0 and below 1")
+
+    @property
+    def rests_dead(self) -> bool:
+        return self.rest_dead
 
     @property
     def tries_dormant(self) -> bool:

@@ -8,17 +8,17 @@ from torch import nn
 
 import optg
 from optg.core.layer_kinds import Axes
-from optg.core.outputs import OutputFactors
+from optg.core.outputs import AliveOutputs, OutputFactors
 from optg.core.weights import SparseWeights
 from optg.methods import DPF
 from tests.toy import batches, convnet, step
 
 
-def factors_of(mask, axes):
+def factors_of(mask, axes, kind=OutputFactors):
     p = nn.Parameter(torch.ones(mask.shape))
     weights = SparseWeights({"w": p}, torch.optim.SGD([p], lr=0.1), 0.5, [axes])
     weights.mask_set.replace([mask])
-    factors = OutputFactors(weights)
+    factors = kind(weights)
     factors.renew()
     return factors.tensors[0]
 
@@ -47,6 +47,11 @@ def test_each_expert_has_neurons_of_its_own():
     found = factors_of(mask, Axes(output=1, input=2, parts=2))
     assert found.shape == (2, 2, 1)
     assert found.flatten().tolist() == pytest.approx([math.sqrt(d * 16 / 13) for d in (1, 0.25, 1, 1)])
+
+
+def test_neurons_without_any_weight_are_told_apart():
+    assert factors_of(MASK, Axes(), AliveOutputs).flatten().tolist() == [1.0, 1.0, 0.0]
+    assert factors_of(MASK.T.contiguous(), Axes(output=1, input=0), AliveOutputs).flatten().tolist() == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("mask", [torch.ones(3, 4), torch.zeros(3, 4)])

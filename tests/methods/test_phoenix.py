@@ -60,9 +60,9 @@ def test_theta_is_one_half_above_95_percent(sparsity, share):
 
 
 @pytest.mark.parametrize("ham", [0.0, 50.0])
-def test_it_is_feather_with_another_ramp_and_ham(ham):
+def test_without_resting_it_is_feather_with_another_ramp_and_ham(ham):
     finals = []
-    for method in (Phoenix(ham=ham, every=2), Feather(ham=ham, start=0.06, end=0.7, every=2)):
+    for method in (Phoenix(ham=ham, every=2, rest_dead=False), Feather(ham=ham, start=0.06, end=0.7, every=2)):
         model, optimizer, _ = start(method)
         for batch in batches(TOTAL):
             step(model, optimizer, batch)
@@ -83,19 +83,19 @@ class Threshold(torch.autograd.Function):
         return grad * ctx.share, None, None, None
 
 
-@pytest.mark.parametrize("sparsity, theta", [(0.97, 0.5), (0.9, 1.0)])
-def test_training_equals_plain_autograd(sparsity, theta):
+@pytest.mark.parametrize("sparsity, theta, rest", [(0.97, 0.5, False), (0.9, 1.0, False), (0.97, 0.5, True)])
+def test_training_equals_plain_autograd(sparsity, theta, rest):
     torch.manual_seed(0)
     reference = convnet(norm=False).double()
     for layer in (0, 4, 7):
         nn.init.normal_(reference[layer].weight, std=0.2)  # so that no layer loses everything
     model = copy.deepcopy(reference)
     every, alpha = 2, 30.0
-    _, optimizer, sparsifier = start(Phoenix(every=every, ham=alpha), sparsity, model=model)
+    _, optimizer, sparsifier = start(Phoenix(every=every, ham=alpha, rest_dead=rest), sparsity, model=model)
     latent = {n: p.detach().clone().requires_grad_() for n, p in reference.named_parameters()}
     pruned = list(sparsifier.masks)
     masks, t = {n: torch.ones_like(latent[n], dtype=torch.bool) for n in pruned}, torch.tensor(0.0).double()
-    momenta, revived, turned = {n: torch.zeros_like(w) for n, w in latent.items()}, 0, 0
+    momenta, revived, turned, resting = {n: torch.zeros_like(w) for n, w in latent.items()}, 0, 0, 0
     signs = {n: latent[n].detach().sign() for n in pruned}  # with which each weight was last kept
     last = round(0.7 * TOTAL)
     for i, (x, y) in enumerate(batches(TOTAL, dtype=torch.float64), 1):
@@ -104,6 +104,10 @@ def test_training_equals_plain_autograd(sparsity, theta):
         grads = torch.autograd.grad(loss, list(latent.values()))
         with torch.no_grad():
             for (n, w), g in zip(latent.items(), grads):
+                if rest and n in masks:
+                    dead = ~masks[n].flatten(1).any(1)
+                    g[dead] = 0.0
+                    resting += int(dead.sum())
                 momenta[n] = MOMENTUM * momenta[n] + g + DECAY * w
                 factor = torch.exp(-LR * (alpha * w.sign() * g).clamp(-2, 2)) if n in masks else 1.0
                 w.copy_((w - LR * momenta[n]) * factor)
@@ -124,6 +128,27 @@ def test_training_equals_plain_autograd(sparsity, theta):
         for n, p in model.named_parameters():
             torch.testing.assert_close(now.get(n, p), latent[n].detach(), rtol=1e-9, atol=1e-11)
     assert revived > 5 and turned > 0  # weights came back, some with the other sign
+    assert (resting > 0) == rest
+
+
+# ---- resting
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_a_dead_neuron_behind_a_batch_norm_has_a_huge_gradient_and_rests(rest):
+    """Filter 0 has the smallest weights and loses all; its gradient is larger than that of others by about 1/√ε."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    model[0].weight.data[0] *= 1e-3
+    _, optimizer, sparsifier = start(Phoenix(schedule="constant", ham=0.0, rest_dead=rest), 0.5, model=model)
+    assert not sparsifier.masks["0.weight"][0].any()
+    before = sparsifier.weights.latent[0].clone()
+    model(torch.randn(64, 8)).square().mean().backward()
+    sizes = model[0].weight.grad.norm(dim=1)
+    assert sizes[0] > 50 * sizes[1:].max()
+    optimizer.step()
+    moved = (sparsifier.weights.latent[0] - before * (1 - LR * DECAY)).norm(dim=1)
+    assert moved[1:].min() > 0 and (moved[0] < 1e-9 if rest else moved[0] > moved[1:].max())
 
 
 # ---- reopening
