@@ -169,6 +169,8 @@ def sync(path: Path) -> None:
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield the path of a new, empty file to write to; rename it to `path` on success, delete it on failure."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
     partial = free_name(path.with_name(f".{path.name}.{os.getpid()}.partial"))
     try:
         create(partial).close()

@@ -77,6 +77,12 @@ def test_errors_name_the_path_and_keep_their_kind(tmp_path):
     assert error.value.errno == errno.EIO
 
 
+def test_a_missing_folder_is_named_not_the_temporary_file(tmp_path):
+    expected = f"^there is no folder {tmp_path}/no to write m.optg into$"
+    with pytest.raises(FileNotFoundError, match=expected), atomic_write(tmp_path / "no" / "m.optg"):
+        pass
+
+
 def test_names_are_never_taken_twice(tmp_path):
     for end in ("", "-1", "-2"):
         (tmp_path / "a").write_text(end)

@@ -24,6 +24,7 @@ from optg.core.channels import Group
 from optg.core.fixed_point import FixedPoint
 from optg.core.floors import Floor
 from optg.core.layer_kinds import Axes
+from optg.core.passes.units import CHUNK
 from optg.core.pools import Pool
 from optg.core.structures import STRUCTURES, Unstructured
 
@@ -142,10 +143,8 @@ class ChannelPool(Pool):
         whole = self.join(scores)
         positive = {i: whole[i].clamp(min=0) for i, _ in self.ranked}
         fixed = FixedPoint(list(positive.values()), self.most_terms, self.pieces, self.passes)
-        # Removed channels of methods that never revive weights, at −∞, rank below all others.
-        encoded = {i: fixed.encode(score) - (whole[i] == -math.inf).long() for i, score in positive.items()}
         nan = dict(zip(positive, fixed.nan.long()))
-        units = self.sum_units([channel_sums(encoded[i], dim) for i, dim in self.ranked])
+        units = self.sum_units([positive_sums(fixed, positive[i], whole[i], dim) for i, dim in self.ranked])
         odd = self.sum_units([nan[i].expand(length) for (i, _), length in zip(self.ranked, self.lengths)])
         return list(self.relative(units).masked_fill_(odd > 0, math.nan).split(self.counts))
 
@@ -203,6 +202,18 @@ def pad(rows: Sequence[Tensor]) -> Tensor:
 def sum_rows(values: Tensor, indices: Tensor) -> Tensor:
     """Return the sum of the values at each row's indices, always taken in the same order; −1 stands for nothing."""
     return F.pad(values, (0, 1))[indices].sum(1)
+
+
+def positive_sums(fixed: FixedPoint, positive: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Return the sum of the positive scores at each index of a dimension, as integers. On a CPU, a few indices at a time.
+
+    Removed channels of methods that never revive weights, at −∞, get less than 0: they rank below all others.
+    """
+    rows = scores.shape[dim]
+    if scores.device.type == "cpu":
+        rows = max(1, CHUNK * rows // max(1, scores.numel()))
+    parts = zip(positive.split(rows, dim), scores.split(rows, dim))
+    return torch.cat([channel_sums(fixed.encode(p).sub_((s == -math.inf).long()), dim) for p, s in parts])
 
 
 def channel_sums(values: Tensor, dim: int) -> Tensor:

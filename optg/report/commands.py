@@ -12,6 +12,7 @@ from optg.report.markup import escape, missing_note, plural
 from optg.report.plot import MAX_NAMED
 from optg.report.runs import RunRecord, as_json
 from optg.training import recipe
+from optg.training.quantization import SCHEDULE_ENDS
 from optg.training.recipe import EXECUTION_SETTINGS, build_method, flag
 
 
@@ -60,6 +61,8 @@ def changed_defaults(run: RunRecord) -> list[str]:
         for key, value in then.items():
             if key not in now or value == now[key] or (key == "sparsity" and value == implied):
                 continue
+            if run.settings.get("quantize") and key in SCHEDULE_ENDS and value == run.settings.get("quantize_from"):
+                continue  # --quantize has changed it
             given = (value,) if key == "model_options" else (value, True, False)
             if typed.isdisjoint(word for v in given for word in flag(prefix, key, v)[:1]):
                 flags += flag(prefix, key, value)

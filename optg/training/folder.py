@@ -24,6 +24,8 @@ LEFTOVER = re.compile(rf"\.({'|'.join(map(re.escape, CONTENTS))})\.\d+\.partial(
 
 class RunFolder:
     def __init__(self, path: Path) -> None:
+        if path.is_file():
+            raise NotADirectoryError(f"{path} is a file; expected a folder for the run")
         self.path = path
         self.checkpoints = path / CHECKPOINTS
         self.metrics = MetricsFile(path)

@@ -56,6 +56,8 @@ def run_training(plan: Plan, options: "TrainOptions", int8: Int8 | None = None) 
         # A process that torchrun restarted continues what it has begun.
         fresh = options.fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
         summary = finished_summary(plan, folder) if parallel.is_first and not fresh else None
+        if summary:
+            console.print(f"{path} has finished before; --fresh trains it again", markup=False, soft_wrap=True)
         if not parallel.any(summary is not None):
             log = RunLog(loggers if parallel.is_first else ())
             progress = TrainingProgress(path.name, console, silent=not parallel.is_first, log=log)
@@ -185,4 +187,6 @@ def all_settings(plan: Plan, setup: Setup) -> dict[str, Any]:
 
 def hardware() -> str:
     """Return the GPU's name, or the processor's with the number of threads torch uses."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{cpu_name()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    cpu = f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu

@@ -103,6 +103,19 @@ def test_flags_are_given_for_defaults_that_have_changed(tmp_path):
     assert "To repeat it today, add --nesterov --method.until 0.5." in render(tmp_path / "out", tmp_path / "a.json")
 
 
+def test_what_quantize_has_changed_is_no_changed_default(tmp_path):
+    from optg.training.recipe import build_method, load
+
+    plan = load("digits")
+    typed = "optg train --recipe digits --method optg --quantize int8"
+    known = make_summary("optg", command=typed) | {"recipe": "digits"}
+    known["settings"] = asdict(plan.recipe) | {"quantize": "int8"}
+    for end in (0.9, 0.8):
+        known["options"] = asdict(build_method(plan)) | {"end": end}
+        (tmp_path / "a.json").write_text(json.dumps(known))
+        assert ("Defaults have changed" in render(tmp_path / "out", tmp_path / "a.json")) == (end == 0.8)
+
+
 def test_a_sparsity_that_follows_from_the_structure_is_no_changed_default(tmp_path):
     from optg.training.recipe import load
 

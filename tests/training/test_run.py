@@ -175,12 +175,20 @@ def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch, capsys)
     assert not (tmp_path / "run").exists()
 
 
-def test_the_files_of_a_finished_run_are_not_rewritten(undisturbed, tmp_path, monkeypatch):
+def test_an_output_that_is_a_file_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    expected = f"{tmp_path / 'notes.txt'} is a file; expected a folder for the run"
+    assert expected in refusal(monkeypatch, capsys, "train", *SMALL, "--output", tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_the_files_of_a_finished_run_are_not_rewritten(undisturbed, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "copy"
     shutil.copytree(undisturbed, folder)
     shutil.rmtree(folder / "checkpoints")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     call(monkeypatch, "train", *SMALL, "--keep", "3", "--output", str(folder))
+    assert f"{folder} has finished before; --fresh trains it again" in capsys.readouterr().out
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 

@@ -1,7 +1,10 @@
 """Capture a model as a graph, for any batch size where the model allows it."""
 
 import inspect
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,13 +42,25 @@ def capture(model: nn.Module, example_input: Any) -> Graph:
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Tensor):
             raise GraphError(f"the example input contains a {type(value).__name__}; expected tensors only")
-    with evaluating(model), warnings.catch_warnings():
+    with evaluating(model), warnings.catch_warnings(), without_torchs_log():
         warnings.simplefilter("ignore", FutureWarning)  # raised by torch.export about torch itself
         if (trace := trace_any_batch(model, args, kwargs)) is not None:
             graph = translate_pt2e(translate(model, trace))
             if is_right_for_one_example(graph, model, args, kwargs):
                 return graph
         return translate_pt2e(translate(model, trace_of(export_fixed_batch(model, args, kwargs))))
+
+
+@contextmanager
+def without_torchs_log() -> Iterator[None]:
+    """Silence torch.export, which logs some fifty lines about an example that the model does not accept. It raises as well."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def export_fixed_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram:

@@ -1,6 +1,7 @@
 """Capture: the graph computes what the model computes, and the model is left unchanged."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -131,3 +132,10 @@ def test_error_says_why_a_model_cannot_be_captured() -> None:
     assert counter.seen == 0
     with pytest.raises(GraphError, match="expected tensors only"):
         capture(Counter(), (torch.randn(2, 3), 4))
+
+
+def test_an_example_that_the_model_does_not_accept_is_reported_once(caplog) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(GraphError, match="cannot capture this model with this example: RuntimeError"):
+        capture(model, torch.randn(1, 1, 32, 32))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
