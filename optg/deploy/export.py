@@ -159,6 +159,7 @@ def export(
         raise ValueError(f"{path} holds int8 values, which {to} files cannot hold; expected the run or a checkpoint")
     if shrink and trained.path:
         raise ValueError(f"{path} is a packed file, whose channels are fixed; --shrink needs the run or a checkpoint")
+    dense = sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
     if shrink:
         trained = shrunk(trained)
     output = output or default_output(path, to)
@@ -168,7 +169,8 @@ def export(
         raise ValueError(f"--output {output} is the run's own model; choose another name")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
-    note, about = "", trained.about
+    about, replaced = trained.about, output.exists()
+    note = f" It replaces the earlier {output.name}." if replaced else ""
     if values == "int8":
         graph, about = quantized_graph(trained.model, about, SavedRun.open(path), folder)
         write_packed(output, graph, about)
@@ -178,8 +180,9 @@ def export(
         write_safetensors(output, trained)
     else:
         difference = write_checked_onnx(output, trained.model, trained.example)
-        note = f" onnxruntime's outputs differ by at most {difference:.1e}."
-    return export_summary(trained, about, output, values) + note
+        note = f" onnxruntime's outputs differ by at most {difference:.1e}.{note}"
+    before = " before shrinking" if shrink else ""
+    return export_summary(trained, about, output, values, dense, before) + note
 
 
 def shrunk(trained: Trained) -> Trained:
@@ -199,9 +202,9 @@ def default_output(path: Path, to: ExportFormat) -> Path:
     return checkpoint.parent.parent / f"{checkpoint.name}{SUFFIXES[to]}"
 
 
-def export_summary(trained: Trained, about: About, output: Path, values: ExportValues) -> str:
+def export_summary(trained: Trained, about: About, output: Path, values: ExportValues, dense: int, before: str) -> str:
+    """Return a message about the file, and the `dense` bytes that it stands for."""
     size, account = output.stat().st_size, about.account
-    dense = sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
     dtype = str(trained.example.dtype).removeprefix("torch.")
     images = about.origin.get("calibration_images")
     rounded = {
@@ -211,7 +214,7 @@ def export_summary(trained: Trained, about: About, output: Path, values: ExportV
     }[values]
     return (
         f"{output}: {size / 1e6:,.3f} MB{rounded}, {size / dense:.2%} of the {dense / 1e6:,.3f} MB of the dense {dtype} "
-        f"tensors. {account['nonzero']:,} of {account['parameters']:,} parameters are non-zero "
+        f"tensors{before}. {account['nonzero']:,} of {account['parameters']:,} parameters are non-zero "
         f"({account['nonzero'] / account['parameters']:.2%}); {account['flops'] / 1e6:,.2f} of "
         f"{account['dense_flops'] / 1e6:,.2f} MFLOPs remain."
     )

@@ -33,6 +33,9 @@ def test_run_is_exported_to_a_small_file_and_loaded_again(trained_run: Path, cli
     code, out, _ = cli("export", trained_run)
     assert code == 0 and f"{trained_run}/model.optg" in out and "of the 0.394 MB of the dense float32 tensors" in out
     assert "of 98,026 parameters are non-zero" in out and "of 1.50 MFLOPs" in out
+    again = cli("export", trained_run, "--values", "bfloat16")[1]
+    assert "It replaces the earlier model.optg." in again and "replaces" not in out
+    assert cli("export", trained_run)[0] == 0
     path = trained_run / "model.optg"
     loaded, state = optg.load(path), load_file(trained_run / "model.safetensors")
     assert path.stat().st_size < 0.28 * (trained_run / "model.safetensors").stat().st_size
@@ -108,6 +111,7 @@ def test_zero_channels_are_removed_on_request(trained_run: Path, cli: Cli, tmp_p
 
     assert cli("export", run, "--output", tmp_path / "whole.optg")[0] == 0
     code, out, _ = cli("export", run, "--shrink", "--output", tmp_path / "small.optg")
+    assert "of the 0.394 MB of the dense float32 tensors before shrinking" in out
     whole, small = optg.load(tmp_path / "whole.optg"), optg.load(tmp_path / "small.optg")
     channels = len(state["0.weight"])
     assert code == 0 and len(small.state_dict()["0.weight"]) == channels - 5
