@@ -7,10 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from optg.files import atomic_file, is_real_file
+from optg.training.errors import DamagedFile
+from optg.training.recipe import RecipeError
 
 
 def write(runs: Iterable[Path], output: Path, title: str) -> Path:
-    """Write index.html and figures/ into a folder, and return the path of the page."""
+    """Write index.html and figures/ into a folder, and return the path of the page.
+
+    Raise if some runs are damaged; if others are intact, the page shows these and is written first.
+    """
     # Imported here because matplotlib is slow to import, and parts of this package are used without it.
     from optg.report.figures import make_run_group
     from optg.report.markup import slug
@@ -18,7 +23,9 @@ def write(runs: Iterable[Path], output: Path, title: str) -> Path:
     from optg.report.plot import FILE_HEADER, file_svg
     from optg.report.runs import group_runs, read_runs
 
-    groups = [GroupPlots(make_run_group(*task, members)) for task, members in group_runs(read_runs(runs)).items()]
+    damaged: list[RecipeError | DamagedFile] = []
+    intact = read_runs(runs, damaged)
+    groups = [GroupPlots(make_run_group(*task, members)) for task, members in group_runs(intact).items()]
     files, taken = dict[str, str](), dict[str, int]()
     for plots in groups:
         name = slug(plots.group.name)
@@ -36,6 +43,9 @@ def write(runs: Iterable[Path], output: Path, title: str) -> Path:
     for file, text in files.items():
         write_text(folder / file, text)
     write_text(output / "index.html", page)
+    if damaged:
+        count = f"{len(damaged)} damaged run{'s' if len(damaged) > 1 else ''}"
+        raise DamagedFile(f"{output / 'index.html'} leaves out {count}: {'; '.join(map(str, damaged))}")
     return output / "index.html"
 
 

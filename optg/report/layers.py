@@ -40,7 +40,6 @@ def weights_file(run: RunRecord) -> tuple[Path | None, str]:
     if run.files is None:
         return None, ""
     if run.files.has(MODEL):
-        run.files.check(MODEL)
         return run.files.path / MODEL, ""
     checkpoints = list_checkpoints(run.files.path / "checkpoints")
     return (checkpoints[-1] / TENSORS, "model.") if checkpoints else (None, "")

@@ -17,7 +17,8 @@ from optg.files import load_json
 from optg.methods import METHODS, current_options, defaults
 from optg.report.markup import is_number, sparsity_label
 from optg.training import recipe
-from optg.training.manifest import MANIFEST, RECIPE, SUMMARY
+from optg.training.errors import DamagedFile
+from optg.training.manifest import MANIFEST, MODEL, RECIPE, SUMMARY
 from optg.training.metrics import METRICS
 from optg.training.recipe import EXECUTION_SETTINGS, RecipeError
 from optg.training.run_files import RunFiles
@@ -67,15 +68,24 @@ class RunRecord:
         return [(row["epoch"], row[key]) for row in self.rows if is_number(row.get(key)) and is_number(row["epoch"])]
 
 
-def read_runs(paths: Iterable[Path]) -> list[RunRecord]:
-    """Return every run that the paths stand for, each once. Folders come first, as they know more than summaries."""
+def read_runs(paths: Iterable[Path], damaged: list[RecipeError | DamagedFile] | None = None) -> list[RunRecord]:
+    """Return every run that the paths stand for, each once. Folders come first, as they know more than summaries.
+
+    A damaged run in a folder of runs is left out, if others are intact and there is a list for the errors.
+    """
     found: list[RunRecord] = []
+    errors: list[RecipeError | DamagedFile] = []
     seen: set[Path] = set()
     for path in sorted(paths, key=lambda path: not path.is_dir()):
         for folder in find_run_folders(path) if path.is_dir() else []:
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
-                found.append(read_folder(folder))
+                try:
+                    found.append(read_folder(folder))
+                except (RecipeError, DamagedFile) as error:
+                    if folder == path or damaged is None:
+                        raise
+                    errors.append(error)
         if not path.is_dir():
             found += [run for run in read_summaries(path) if all(run.summary != other.summary for other in found)]
     if old := sum(run.files is not None and run.files.is_old for run in found):
@@ -83,6 +93,10 @@ def read_runs(paths: Iterable[Path]) -> list[RunRecord]:
             f"{old} of {len(found)} runs have no {MANIFEST}: an older version wrote them, so they cannot be checked",
             stacklevel=2,
         )
+    if not found and errors:
+        raise errors[0]
+    if damaged is not None:
+        damaged += errors
     if not found:
         raise RecipeError("nothing to report; give the folder of a run, or a .jsonl file of summaries")
     return found
@@ -106,6 +120,8 @@ def read_folder(path: Path) -> RunRecord:
     for i, row in enumerate(rows, 1):
         require(row, {"epoch": int}, f"{path / METRICS}, line {i}")
     content = files.read(RECIPE)
+    if files.has(MODEL):
+        files.check(MODEL)
     if files.has(SUMMARY):
         run = from_summary(files.summary(), str(path / SUMMARY), name)
         run.rows, run.files = rows, files

@@ -274,6 +274,20 @@ def test_the_command_refuses_a_damaged_run_in_one_line(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_damaged_runs_are_left_out_and_named_if_others_are_intact(tmp_path):
+    (write_run(tmp_path / "runs" / "a") / "summary.json").write_text("{")
+    (write_run(tmp_path / "runs" / "b") / "model.safetensors").write_bytes(b"no weights")
+    write_run(tmp_path / "runs" / "c", "rigl")
+    done = optg(tmp_path / "runs", "--output", tmp_path / "out")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    for said in ("index.html leaves out 2 damaged runs", "a/summary.json", "b/model.safetensors", "optg verify RUN"):
+        assert said in done.stderr
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "train --method rigl" in page and "train --method optg" not in page
+    named = optg(tmp_path / "runs" / "a", tmp_path / "runs" / "c", "--output", tmp_path / "other")
+    assert named.returncode == 2 and not (tmp_path / "other").exists()  # a run that the user names must be readable
+
+
 def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(ValueError, match="out is a file; give a folder"):
