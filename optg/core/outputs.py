@@ -15,14 +15,7 @@ class OutputFactors:
 
     def __init__(self, weights: SparseWeights) -> None:
         self.weights = weights
-        self.dims = [axes.neurons for axes in weights.axes]
-        for name, dims, piece in zip(weights.names, self.dims, weights.shards.pieces if weights.shards else ()):
-            if piece and 0 not in dims:
-                raise ValueError(
-                    f"sparse_opt needs the whole of {name}, which FSDP2 has split along its inputs; expected output-first "
-                    "weights, or DDP"
-                )
-        sizes = [[v.shape[d] if d in dims else 1 for d in range(v.ndim)] for v, dims in zip(weights.values, self.dims)]
+        sizes = [[v.shape[d] if d in a.neurons else 1 for d in range(v.ndim)] for v, a in zip(weights.values, weights.axes)]
         self.tensors = [torch.ones(s, dtype=weights.state_dtype, device=d) for s, d in zip(sizes, weights.devices)]
         self.counts: Tensor | None = None  # counts of the masks that the factors were made for
 
@@ -30,16 +23,12 @@ class OutputFactors:
         """Compute the factors again if the masks have changed. Does not wait for the device."""
         if self.counts is self.weights.counts:
             return
-        self.counts = self.weights.counts
-        neurons = self.weights.neurons
-        inner = [shape.numel() // count for shape, count in zip(self.weights.shapes, neurons)]
-        inputs = [[d for d in range(mask.ndim) if d not in dims] for mask, dims in zip(self.weights.masks, self.dims)]
-        dtype = self.weights.state_dtype
-        density = [m.sum(dims, keepdim=True).to(dtype) / size for m, dims, size in zip(self.weights.masks, inputs, inner)]
-        device = self.weights.devices[0]
-        sums = self.weights.mask_set.total(torch.stack([d.sum().to(device) for d in density]))
-        for factor, own, total, count in zip(self.tensors, density, sums, neurons):
-            mean = total.to(own.device) / count
+        self.counts, weights = self.weights.counts, self.weights
+        density = [weights.neuron_means(i, mask.to(weights.state_dtype)) for i, mask in enumerate(weights.masks)]
+        sums = weights.mask_set.total(torch.stack([d.sum().to(weights.devices[0]) for d in density]))
+        for i, (factor, own, total) in enumerate(zip(self.tensors, density, sums)):
+            split = own.numel() < weights.neurons[i]  # FSDP2 has split the layer's neurons over processes
+            mean = total.to(own.device) / weights.neurons[i] if split else own.mean()
             factor.copy_(self.factor(own, mean))
 
     def factor(self, density: Tensor, mean: Tensor) -> Tensor:

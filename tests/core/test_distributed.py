@@ -86,6 +86,7 @@ def train_and_compare(rank: int, world: int, store: str, report) -> None:
     check_clipping(data)
     check_split_filters()
     check_sparse_opt(data)
+    check_dead_neurons()
     report.put(rank)
     dist.barrier()  # a process that exits early breaks the connections of the others
     os._exit(0)  # a normal exit sometimes aborts in torch's own threads
@@ -138,6 +139,25 @@ def check_split_filters() -> None:
         method = METHODS["st3"](schedule="constant")
         optg.sparsify(model, optimizer, method, sparsity=0.5, epochs=1, steps_per_epoch=9)
         found.append(full(model.weight.detach()))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)
+
+
+def check_dead_neurons() -> None:
+    """Check that a neuron whose inputs are split over the ranks is dead only if all ranks have removed its weights."""
+    found = []
+    for wrap in (lambda model: model, fully_shard):
+        torch.manual_seed(0)
+        model = nn.ConvTranspose2d(5, 6, 3, bias=False).double()
+        with torch.no_grad():
+            model.weight[:, 1] *= 1e-3  # dead
+            model.weight[:4, 2] *= 1e-3  # alive on one rank
+        model = wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        method = METHODS["phoenix"](schedule="constant", sparse_opt=True)
+        updates = optg.sparsify(model, optimizer, method, sparsity=0.5, steps=9)._step.updates
+        updates.renew()
+        found.append((updates.alive.tensors[0].flatten(), updates.outputs.tensors[0].flatten()))
+    assert found[0][0].tolist() == [1, 0, 1, 1, 1, 1]
     torch.testing.assert_close(*found, rtol=1e-12, atol=0)
 
 
