@@ -51,7 +51,7 @@ class TorchCall:
         return False
 
     def keep_outputs(self, used: set[str]) -> None:
-        """Keep the output: it is used, or the node would not be here."""
+        """Keep the only output: it is used, or the node would not be here."""
 
     def run(self, value: Callable[[str], Any], batch: int, runner: Any) -> dict[str, Any]:
         """Compute the output. `value` returns the value of a name."""

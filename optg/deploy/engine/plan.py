@@ -71,7 +71,7 @@ class OpSequence:
         return True
 
     def keep_outputs(self, used: set[str]) -> None:
-        """Return only those values from now on that are used elsewhere."""
+        """Keep as outputs only the values that are used elsewhere."""
         self.outputs = [op.output for op in self.ops if op.output in used]
 
     def work(self) -> int:
