@@ -4,12 +4,15 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 -rs --strict-skips
 
-.PHONY: demo test test-long campaign lint bench clean
+.PHONY: demo test tests test-long campaign lint bench clean
 
 demo: .venv/ready ## train a small net on the bundled digits, dense and sparse
 	$(BIN)/python examples/digits.py
 
-test: .venv/ready lint ## lint, check types, run all tests but the long ones; fail on an unexpected skip
+test: .venv/ready ## lint, check types, run all tests but the long ones; fail on an unexpected skip
+	$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: .venv/ready
 	$(PYTEST) -m "not long"
 
 test-long: .venv/ready ## run the tests that take too long for CI

@@ -71,6 +71,7 @@ def ray_runner(folder: Path, behaviours: dict[str, str] | None = None, **resourc
     return runner, output
 
 
+@pytest.mark.long
 def test_reproduce_trains_on_the_cluster(cluster, tmp_path, monkeypatch, capsys):
     only = ("--only", "dense", "gmp", "--on", "cifar10", "--sparsity", "0.9")
     with pytest.raises(SystemExit, match="0"):

@@ -63,6 +63,7 @@ def test_the_time_limit_works_in_this_process_too(tmp_path):
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
+@pytest.mark.long
 def test_all_of_table_1_in_one_epoch(tmp_path, capsys):
     """`optg reproduce cifar` with a tiny model: every method is trained, recorded and shown in the table."""
     options = flags("cifar", epochs=1, output=tmp_path / "runs", record=tmp_path / "a.jsonl", **TINY)

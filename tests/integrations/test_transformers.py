@@ -115,7 +115,7 @@ def test_iterable_datasets(tmp_path: Path) -> None:
 # ---- resume
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", ["optg", "rigl", "str"])
 def test_a_run_resumes_bit_for_bit(method: str, bf16: bool, tmp_path: Path) -> None:
     """In the middle of an epoch, with four batches per step, dropout and shuffled data."""

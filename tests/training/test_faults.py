@@ -86,7 +86,9 @@ def finish(folder: Path, whole: Path) -> None:
     assert [json.loads(line)["epoch"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
-@pytest.mark.parametrize("prepare", [new, pytest.param(unfinished, marks=pytest.mark.long), damaged, old])
+@pytest.mark.parametrize(
+    "prepare", [new, *(pytest.param(state, marks=pytest.mark.long) for state in (unfinished, damaged, old))]
+)
 def test_a_kill_at_any_call_leaves_a_run_that_continues(whole, tmp_path, prepare):
     status, calls = KILLED, 0
     while status == KILLED:

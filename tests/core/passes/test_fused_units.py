@@ -76,7 +76,8 @@ def fused(monkeypatch):
 
 
 LAYOUTS = ["contiguous", "channels_last"]
-HALF = [(dtype, "contiguous") for dtype in (torch.bfloat16, torch.float16)]
+HALF = [(torch.bfloat16, "contiguous")]
+HALF += [] if INTERPRETED else [(torch.float16, "contiguous")]  # the interpreter is slow, and computes both alike
 KINDS = [*((torch.float32, layout) for layout in LAYOUTS), *HALF]
 
 

@@ -144,7 +144,10 @@ def test_a_cache_that_others_can_write_to_is_not_used(own_cache: Path, prepare: 
 PLANTED = '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { fclose(fopen("%s", "w")); }\n'
 
 
-@pytest.mark.parametrize("how", ["others can write to the file", "the file is a link", "the folder is another user's"])
+OTHER_WAYS = [pytest.param(how, marks=pytest.mark.long) for how in ("the file is a link", "the folder is another user's")]
+
+
+@pytest.mark.parametrize("how", ["others can write to the file", *OTHER_WAYS])
 def test_a_planted_engine_is_not_loaded(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     trace = tmp_path / "executed"
     build.library("scalar")
