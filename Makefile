@@ -9,10 +9,11 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 -rs --strict-skips
 demo: .venv/ready ## train a small net on the bundled digits, dense and sparse
 	$(BIN)/python examples/digits.py
 
+# mypy runs on one core, beside the tests
 test: .venv/ready ## lint, check types, run all tests but the long ones; fail on an unexpected skip
 	$(MAKE) --no-print-directory --jobs 2 lint tests
 
-tests: .venv/ready
+tests: .venv/ready ## the tests of `make test`, without lint and types
 	$(PYTEST) -m "not long"
 
 test-long: .venv/ready ## run the tests that take too long for CI

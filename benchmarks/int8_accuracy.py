@@ -41,9 +41,11 @@ def accuracy(model: nn.Module, settings: Recipe, shape: tuple[int, ...]) -> floa
 
 def measure(path: Path, folder: str | None) -> dict[str, Any]:
     """Return the accuracies of a run or packed file, and what they depend on."""
+    elsewhere = {"folder": folder} if folder else {}
     if path.is_dir():
         saved = SavedRun.open(path)
-        settings, method, sparsity, shape = saved.plan.recipe, saved.plan.method, saved.plan.recipe.sparsity, saved.shape
+        settings, method, shape = replace(saved.plan.recipe, **elsewhere), saved.plan.method, saved.shape
+        sparsity = settings.sparsity
         model = saved.model().eval()
         with tempfile.TemporaryDirectory() as made:
             export(path, "packed", Path(made) / "model.optg", "int8")
@@ -54,9 +56,8 @@ def measure(path: Path, folder: str | None) -> dict[str, Any]:
         origin, shape, ranges = model.about.origin, model.about.shape, "calibrated"
         method, sparsity = origin["method"], round(origin["sparsity"], 4)
         settings = recipes.load(f"{origin['model']}-{origin['data']}").recipe
-        settings = replace(settings, seed=origin["seed"], folder=folder or settings.folder)
+        settings = replace(settings, seed=origin["seed"], **elsewhere)
         quantized = optg.quantize(model, calibration_images(settings).split(CALIBRATED_AT_ONCE))
-    settings = replace(settings, folder=folder or settings.folder)
     return {
         "run": path.name,
         "model": settings.model,

@@ -166,11 +166,16 @@ def sync(path: Path) -> None:
             os.close(handle)
 
 
+def require_folder(path: Path) -> None:
+    """Raise if there is no folder to write this file into."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield the path of a new, empty file to write to; rename it to `path` on success, delete it on failure."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
+    require_folder(path)
     partial = free_name(path.with_name(f".{path.name}.{os.getpid()}.partial"))
     try:
         create(partial).close()

@@ -85,11 +85,11 @@ class Index:
     """A tensor of indices, copied to each device once: a CUDA graph may not capture copies from the host."""
 
     def __init__(self, indices: Tensor) -> None:
-        self.copies = {indices.device: indices}
+        self.indices, self.copies = indices, dict[torch.device, Tensor]()
 
     def on(self, device: torch.device) -> Tensor:
         if device not in self.copies:
-            self.copies[device] = next(iter(self.copies.values())).to(device)
+            self.copies[device] = self.indices.to(device)
         return self.copies[device]
 
 
@@ -121,9 +121,10 @@ class ChannelPool(Pool):
             """Return where the values of each unit of a group lie in the joined lines."""
             return torch.cat([starts[i, s.dim] + s.index for i, s in group], 1)
 
-        weights_in = [sum(math.prod(self.shapes[i]) // self.shapes[i][s.dim] * s.index.numel() for i, s in g) for g in groups]
+        ranked = [[(i, s) for i, s in group if s.ranked] for group in groups]
+        weights_in = [sum(math.prod(self.shapes[i]) // self.shapes[i][s.dim] * s.index.numel() for i, s in g) for g in ranked]
         self.most_terms = max(weights_in)
-        self.ranked_members = Index(pad([row for group in groups for row in members([m for m in group if m[1].ranked])]))
+        self.ranked_members = Index(pad([row for group in ranked for row in members(group)]))
         self.members = Index(pad([row for group in groups for row in members(group)]))
         self.units_of_group = Index(pad(torch.arange(sum(self.counts)).split(self.counts)))
         self.group_of_unit = Index(torch.arange(len(groups)).repeat_interleave(torch.tensor(self.counts)))

@@ -21,7 +21,7 @@ from optg.deploy.graph import capture, count_graph, is_quantized
 from optg.deploy.onnx import require_onnx_packages, write_checked_onnx
 from optg.deploy.packed import About, Values, write_packed
 from optg.deploy.preprocessing import preprocessing_of
-from optg.files import atomic_file
+from optg.files import atomic_file, require_folder
 from optg.machine import revision
 from optg.training import recipe
 from optg.training.folder import is_run
@@ -167,8 +167,7 @@ def export(
         raise ValueError(f"--output {output} is a folder; expected a file, such as {output / path.name}{SUFFIXES[to]}")
     if is_run(output.parent) and output.name == "model.safetensors":
         raise ValueError(f"--output {output} is the run's own model; choose another name")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
+    require_folder(output)
     about, replaced = trained.about, output.exists()
     note = f" It replaces the earlier {output.name}." if replaced else ""
     if values == "int8":

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from optg.deploy.graph.capture import log_level
 from optg.deploy.packed import PackedModel
 from optg.files import atomic_write
 
@@ -68,15 +69,9 @@ def write_onnx(path: Path, model: nn.Module, example: Tensor) -> None:
 @contextmanager
 def silence_exporter() -> Iterator[None]:
     """Suppress the exporter's messages about optional packages and deprecations."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stdout(StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with log_level("torch.onnx", logging.ERROR), redirect_stdout(StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def largest_difference(path: Path, model: nn.Module, example: Tensor) -> float:

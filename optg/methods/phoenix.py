@@ -6,8 +6,8 @@ w · (1 − (t/|w|)³)^(1/3). Dormant weights receive a share θ of the sparse m
 other sign. It is meant for a learning rate that is held for the first half of training and then falls on a cosine.
 
 A neuron that has lost all its weights rests: they receive no gradient until a cut brings one of them back. Behind a batch norm
-it would be a few hundred times as large as that of other neurons, and weights that have learned nothing would outgrow those
-that have.
+that gradient would be a few hundred times as large as that of other neurons, and weights that have learned nothing would
+outgrow those that have.
 
 With `reopen`, a random share of the steps uses a lower threshold in forward, t times a random number, so that dormant weights
 near the cut take part for real. Such steps update no batch-norm statistics.

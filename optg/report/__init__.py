@@ -18,7 +18,7 @@ def write(runs: Iterable[Path], output: Path, title: str) -> Path:
     """
     # Imported here because matplotlib is slow to import, and parts of this package are used without it.
     from optg.report.figures import make_run_group
-    from optg.report.markup import slug
+    from optg.report.markup import plural, slug
     from optg.report.page import GroupPlots, render_page
     from optg.report.plot import FILE_HEADER, file_svg
     from optg.report.runs import group_runs, read_runs
@@ -44,8 +44,8 @@ def write(runs: Iterable[Path], output: Path, title: str) -> Path:
         write_text(folder / file, text)
     write_text(output / "index.html", page)
     if damaged:
-        count = f"{len(damaged)} damaged run{'s' if len(damaged) > 1 else ''}"
-        raise DamagedFile(f"{output / 'index.html'} leaves out {count}: {'; '.join(map(str, damaged))}")
+        count, reasons = plural(len(damaged), "damaged run"), "; ".join(map(str, damaged))
+        raise DamagedFile(f"{output / 'index.html'} leaves out {count}: {reasons}")
     return output / "index.html"
 
 

@@ -71,7 +71,7 @@ class UnitPasses:
         axes: Sequence[Axes],
         expand: Callable[[Layers, Layers], list[Tensor]],
     ) -> Tensor:
-        blocks, whole = self.describe(blocks_of, structure, masks, axes), self.unit_tables(masks)
+        blocks = self.describe(blocks_of, structure, masks, axes)
         counts = torch.zeros(len(masks), 3, dtype=torch.int64, device=masks[0].device)
         if blocks is None:  # no kernel knows these units, but one can copy their masks
             new = expand(kept, masks)
@@ -79,7 +79,7 @@ class UnitPasses:
                 return units.write_units(structure, masks, kept, axes, lambda *_: new)
             launch(unit_kernels.overwrite, table, counts)
             return counts
-        table = self.unit_tables(kept) if all(unit.is_contiguous() for unit in kept) else None
+        whole, table = self.unit_tables(masks), self.unit_tables(kept) if all(u.is_contiguous() for u in kept) else None
         if whole is None or table is None:
             return units.write_units(structure, masks, kept, axes, expand)
         launch(unit_kernels.write_units, table, whole.addresses, blocks.numbers, counts, step=STEP)

@@ -14,6 +14,7 @@ from optg.deploy.bench.plot import check_plot_suffix, plot_benchmark
 from optg.deploy.bench.results import Benchmark, speedup_lines, write_json
 from optg.deploy.bench.subject import Subject, describe_subject, open_subject
 from optg.deploy.bench.table import benchmark_table
+from optg.files import require_folder
 from optg.machine import cores, cpu_name
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def run_benchmark(
     if plot:
         check_plot_suffix(plot)
     for path in (output, plot):
-        if path and not path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
+        if path:
+            require_folder(path)
     benchmark = measure_all(subject, engines, batches, threads or sorted({1, cores()}), seconds, console)
     console.print(benchmark_table(benchmark))
     for line in (*speedup_lines(benchmark), *benchmark.notes):

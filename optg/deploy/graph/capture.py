@@ -42,7 +42,9 @@ def capture(model: nn.Module, example_input: Any) -> Graph:
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Tensor):
             raise GraphError(f"the example input contains a {type(value).__name__}; expected tensors only")
-    with evaluating(model), warnings.catch_warnings(), without_torchs_log():
+    # About an example that the model does not accept, torch.export logs some fifty lines besides raising an error.
+    silent = log_level("torch._subclasses.fake_tensor", logging.CRITICAL)
+    with evaluating(model), warnings.catch_warnings(), silent:
         warnings.simplefilter("ignore", FutureWarning)  # raised by torch.export about torch itself
         if (trace := trace_any_batch(model, args, kwargs)) is not None:
             graph = translate_pt2e(translate(model, trace))
@@ -52,15 +54,15 @@ def capture(model: nn.Module, example_input: Any) -> Graph:
 
 
 @contextmanager
-def without_torchs_log() -> Iterator[None]:
-    """Silence torch.export, which logs some fifty lines about an example that the model does not accept. It raises as well."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
+def log_level(name: str, level: int) -> Iterator[None]:
+    """Set the level of a logger inside the block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        log.setLevel(before)
+        logger.setLevel(before)
 
 
 def export_fixed_batch(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> ExportedProgram:
